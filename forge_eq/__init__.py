@@ -1,0 +1,1 @@
+"""forge_eq: an e-graph superoptimizer and compiler for PyTorch graphs."""
