@@ -145,7 +145,11 @@ class Builder:
         self.nodes: list[Node] = []
 
     def add(
-        self, op: Op, inputs: tuple[int, ...], attrs: tuple[Attr, ...] = (), type: Type | None = None,
+        self,
+        op: Op,
+        inputs: tuple[int, ...],
+        attrs: tuple[Attr, ...] = (),
+        type: Type | None = None,
         origin: Origin = Origin(),
     ) -> int:
         """Appends a node and gives its id; a missing ``type`` is inferred by the op's shape rule."""
