@@ -12,9 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from egraphs import transformer  # noqa: E402
+from egraphs import transformer
 
-from forge_eq.extract import EXTRACTORS, Budget, Problem, check  # noqa: E402
+from forge_eq.extract import EXTRACTORS, Budget, Problem, check
 
 SHARED = Path(os.environ.get("FORGE_EQ_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 

@@ -7,7 +7,7 @@ arithmetic up to the final float. Not here: making or improving a choice.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from forge_eq.extract.base import Extraction
 from forge_eq.extract.bounds import forced_bound, shared_bound
@@ -30,30 +30,33 @@ def settle(problem: Problem, choice: Sequence[int]) -> tuple[dict[int, int], int
     return {c: choice[c] for c in sorted(used)}, cost
 
 
-def lower_bound(problem: Problem, choice: Mapping[int, int]) -> float:
-    """A bound from the independent parts of the pruned problem, guided by a choice over the used classes.
+def lower_bound(problem: Problem, guide: Mapping[int, Iterable[int]]) -> float:
+    """A bound from the independent parts of the pruned problem.
 
-    Classes that every extraction contains and that have one e-node left pay it; each part pays the better of
-    :func:`forced_bound` and :func:`shared_bound`. Splitting first is what makes these bounds sharp: a class that is
-    paid in any case no longer hides behind cheap projections of a fused op.
+    ``guide`` tells which children each used class of a good choice uses. Classes that every extraction contains and
+    that have one e-node left pay it; each part pays the better of :func:`forced_bound` and :func:`shared_bound`.
+    Splitting first is what makes these bounds useful: a class that is paid in any case no longer hides behind cheap
+    projections of a fused op. A gap of the linear relaxation remains, which only exact search closes.
     """
     pruned = prune(problem)
     decided, parts = split(pruned.problem)
     bounds = [pruned.problem.classes[c][0].cost for c in decided]
     for part in parts:
-        original = [pruned.class_ids[c] for c in part.class_ids]
-        number = {old: new for new, old in enumerate(original)}
-        guide = {c: [number[k] for k in problem.kids[old][choice[old]] if k in number]
-                 for c, old in enumerate(original) if old in choice}
-        bounds.append(max(forced_bound(part.problem), shared_bound(part.problem, guide)) / part.problem.scale)
+        inside = _renumber(guide, {pruned.class_ids[c]: new for new, c in enumerate(part.class_ids)})
+        bounds.append(max(forced_bound(part.problem), shared_bound(part.problem, inside)) / part.problem.scale)
     return math.fsum(bounds)
+
+
+def _renumber(guide: Mapping[int, Iterable[int]], number: Mapping[int, int]) -> dict[int, list[int]]:
+    return {new: [number[k] for k in guide[old] if k in number] for old, new in number.items() if old in guide}
 
 
 def summarise(problem: Problem, choice: Sequence[int], name: str, work: Mapping[str, int], *,
               stopped: bool = False) -> Extraction:
     """The :class:`Extraction` of a full choice, with :func:`lower_bound`."""
     used, _ = settle(problem, choice)
-    cost, bound = math.fsum(problem.classes[c][i].cost for c, i in used.items()), lower_bound(problem, used)
+    cost = math.fsum(problem.classes[c][i].cost for c, i in used.items())
+    bound = lower_bound(problem, {c: problem.kids[c][i] for c, i in used.items()})
     return conclude(used, cost, bound, name, work, stopped=stopped)
 
 

@@ -1,7 +1,8 @@
 """The extractor that the pipeline uses.
 
 Takes a :class:`Problem` and a :class:`Budget`. Gives a checked :class:`Extraction`. Promises: the cost is optimal or
-the gap to the bound is stated; equal inputs give equal answers, whatever the numbering. Not here: the methods themselves.
+the gap to the bound is stated; equal inputs give equal answers, whatever the numbering. Not here: the
+methods themselves.
 
 Prune, split into independent parts, repeat on each part until nothing falls apart; then per part: cheapest trees and
 cheapest DAGs, each improved by local search, the better one handed to branch and bound. Parts of equal structure
@@ -22,10 +23,9 @@ from forge_eq.extract.greedy_dag import cheapest_dags
 from forge_eq.extract.local_search import improve
 from forge_eq.extract.problem import Problem
 from forge_eq.extract.prune import prune
-from forge_eq.extract.split import split
+from forge_eq.extract.split import NESTING, is_whole, split
 
 Choice = dict[int, int]
-NESTING = 20  # splits within splits; real problems need 2 or 3
 
 
 class Default:
@@ -63,7 +63,7 @@ class _Run:
         pruned = prune(problem)
         small = pruned.problem
         decided, parts = split(small)
-        if depth >= NESTING or (depth and not decided and len(parts) == 1 and parts[0].problem.kids == small.kids):
+        if depth >= NESTING or (depth and is_whole(small, decided, parts)):
             choice, bound = self.search(small)
             return pruned.restore(choice), bound
         choice = dict.fromkeys(decided, 0)

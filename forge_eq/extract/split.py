@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from forge_eq.extract.bounds import forced, members
 from forge_eq.extract.problem import ENode, Problem
 
+NESTING = 20  # splits within splits at most; real problems need 2 or 3
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -44,6 +46,11 @@ def split(problem: Problem) -> tuple[list[int], list[Part]]:
     bound_kids = {c: [[k for k in kids if not always[k] or problem.scc[k] == problem.scc[c]]
                       for kids in problem.kids[c]] for c in alive}
     return decided, [_part(problem, group, bound_kids, always) for group in _groups(alive, bound_kids)]
+
+
+def is_whole(problem: Problem, decided: list[int], parts: list[Part]) -> bool:
+    """Whether splitting changed nothing."""
+    return not decided and len(parts) == 1 and parts[0].problem.kids == problem.kids
 
 
 def _groups(alive: list[int], bound_kids: Mapping[int, list[list[int]]]) -> list[list[int]]:
