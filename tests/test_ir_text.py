@@ -8,7 +8,6 @@ import struct
 
 import pytest
 import torch
-from random_graphs import random_graph
 from torch.utils import _pytree as pytree
 
 from forge_eq.errors import CheckError, ParseError, ShapeError
@@ -17,10 +16,39 @@ from forge_eq.ir.lexer import Cursor, ident, plain, show
 from forge_eq.ir.text import parse, text
 from forge_eq.ir.types import NoneType, ScalarType, Sym, TensorType, TupleType, parse_type
 from forge_eq.ops import composite, effects, elementwise, leaves, linalg, movement
+from random_graphs import random_graph
 
 VALUES = [
-    0, 1, -7, 2**63, 0.0, -0.0, 1.0, 0.1, 1e-5, 1e22, -1.5e300, 5e-324, math.inf, -math.inf, True, False, None, "", "f32",
-    "a b", 'quo"te\\', "line\nbreak\u2028", "-", (), (1,), (1, 2.0), ((1,), ()), Sym("s0"), Sym("2*s0 + 1"), (Sym("s0"), 3),
+    0,
+    1,
+    -7,
+    2**63,
+    0.0,
+    -0.0,
+    1.0,
+    0.1,
+    1e-5,
+    1e22,
+    -1.5e300,
+    5e-324,
+    math.inf,
+    -math.inf,
+    True,
+    False,
+    None,
+    "",
+    "f32",
+    "a b",
+    'quo"te\\',
+    "line\nbreak\u2028",
+    "-",
+    (),
+    (1,),
+    (1, 2.0),
+    ((1,), ()),
+    Sym("s0"),
+    Sym("2*s0 + 1"),
+    (Sym("s0"), 3),
 ]
 
 
@@ -60,7 +88,7 @@ def attention_graph() -> Graph:
     b = Builder(name="attn")
     q = b.add(leaves.input_, (), (0,), _f32(1, 2, 4, 8))
     k = b.add(leaves.input_, (), (1,), _f32(1, 2, 4, 8))
-    w = b.add(leaves.constant, (), ("fc.weight",), _f32(8, 8), Origin("", "fc", ""))
+    b.add(leaves.constant, (), ("fc.weight",), _f32(8, 8), Origin("", "fc", ""))
     scores = b.add(linalg.matmul_nt, (q, k), origin=Origin("model.py:12", "attn", ""))
     scale = b.add(leaves.literal, (), (0.125,))
     scaled = b.add(elementwise.mul, (scores, scale), origin=Origin("my model.py:13", "", "algebra/div_as_mul"))
@@ -73,7 +101,9 @@ def attention_graph() -> Graph:
     out = b.add(linalg.linear, (flat, b.add(leaves.constant, (), ("v",), _f32(8, 4))), (True,))
     assert check < size < out
     return b.finish(
-        (out, p), constants={"fc.weight": torch.zeros(8, 8), "v": torch.zeros(8, 4)}, submodules={"true_graph": None},
+        (out, p),
+        constants={"fc.weight": torch.zeros(8, 8), "v": torch.zeros(8, 4)},
+        submodules={"true_graph": None},
         signature=Signature(
             ("q", "past.0"),
             pytree.tree_structure(((1,), {"past": 2})),
@@ -103,8 +133,8 @@ def test_the_form():
     assert lines[3] == '  %5 = mul(%3, 0.125) : f32[1,2,4,4]  ; algebra/div_as_mul - "my model.py:13"'
     assert lines[4] == "  %6 = softmax(%5; axes=(3,)) : f32[1,2,4,4]  ; attention/softmax"
     assert lines[5] == "  %7 = split(%6; sizes=(1, 1), axis=1) : (f32[1,1,4,4], f32[1,1,4,4])"
-    assert "  return %12, %6" in lines
-    assert lines[-3:] == ["  write 1 -> \"constant:cache k\"", "  write 0 -> input:1", "  submodule true_graph"]
+    assert "  return %13, %6" in lines
+    assert lines[-3:] == ['  write 1 -> "constant:cache k"', "  write 0 -> input:1", "  submodule true_graph"]
 
 
 def test_a_literal_that_is_shared_or_far_has_its_own_line():
@@ -166,7 +196,7 @@ BAD = [
     ("graph @g(%0: f32[2])\n %1 = relu(%0)\n %1 = relu(%0)\n return %1", "defined twice"),
     ("graph @g(%0: f32[2])\n %1 = sum(%0; axes=(0,))\n return %1", "',' is due"),
     ("graph @g(%0: f32[2])\n %1 = sum(%0; keepdim=True, axes=(0,))\n return %1", "'axes' is due"),
-    ("graph @g(%0: f32[2])\n %1 = constant(name=\"w\")\n return %1", "cannot be inferred"),
+    ('graph @g(%0: f32[2])\n %1 = constant(name="w")\n return %1', "cannot be inferred"),
     ("graph @g(%0: f32[2])\n %1 = relu(%0) : f32[2\n return %1", "not a type"),
     ("graph @g(%0: f32[2])\n %1 = relu(%0) : f32[2] ; a b c d\n return %1", "left over"),
     ("graph @g(%0: f32[2]) -> f32[3]\n return %0", "the head says f32"),
@@ -174,7 +204,7 @@ BAD = [
     ("graph @g(%0: f32[2])\n return %0\n %1 = relu(%0)", "node after return"),
     ("graph @g(%0: f32[2])\n return %0\n frob 1", "begins no line"),
     ("graph @g(%0: f32[2])\n return %0\n in_spec {", "no treespec"),
-    ("graph @g(%0: f32[2])\n %1 = opaque(%0; target=\"a, args=\"b\")\n return %0", "is due"),
+    ('graph @g(%0: f32[2])\n %1 = opaque(%0; target="a, args="b")\n return %0', "is due"),
 ]
 
 

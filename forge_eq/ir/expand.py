@@ -72,8 +72,12 @@ def exact_key(value: Any) -> Any:
 
 
 def expand_term(
-    builder: Builder, term: Term, tensors: Mapping[str, int], attrs: Mapping[str, Attr],
-    origin: Origin = NOWHERE, made: dict[Any, int] | None = None,
+    builder: Builder,
+    term: Term,
+    tensors: Mapping[str, int],
+    attrs: Mapping[str, Attr],
+    origin: Origin = NOWHERE,
+    made: dict[Any, int] | None = None,
 ) -> int:
     """Appends the nodes of ``term`` to ``builder`` and gives the id of its value.
 

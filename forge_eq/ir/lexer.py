@@ -99,7 +99,7 @@ class Cursor:
 
     def end(self) -> None:
         if not self.done:
-            self.fail(f"{self.text[self.at:]!r} is left over", "remove it")
+            self.fail(f"{self.text[self.at :]!r} is left over", "remove it")
 
     def word(self) -> str:
         """An identifier, dots allowed."""
@@ -120,7 +120,7 @@ class Cursor:
     def string(self) -> str:
         found = self.match(_STRING)
         if found is None:
-            self.fail("a quoted string is due", "close the quotes; write a quote inside as \\\"")
+            self.fail("a quoted string is due", 'close the quotes; write a quote inside as \\"')
         try:
             return str(json.loads(found))
         except ValueError as e:

@@ -27,8 +27,11 @@ _KEYS = "return, inputs, in_spec, out_spec, result, write or submodule"
 
 
 def parse(
-    source: str, constants: Mapping[str, Any] | None = None, submodules: Mapping[str, Any] | None = None,
-    like: Signature | None = None, what: str = "text",
+    source: str,
+    constants: Mapping[str, Any] | None = None,
+    submodules: Mapping[str, Any] | None = None,
+    like: Signature | None = None,
+    what: str = "text",
 ) -> Graph:
     """Reads what ``ir.text.text`` wrote.
 

@@ -71,9 +71,7 @@ def _implied(node: Node, index: int) -> bool:
 def _head(graph: Graph) -> str:
     names = graph.signature.inputs
     named = len(names) == len(graph.inputs)
-    shown = [
-        f"%{n.id}{' ' + ident(names[k]) if named else ''}: {n.type}" for k, n in enumerate(graph.inputs)
-    ]
+    shown = [f"%{n.id}{' ' + ident(names[k]) if named else ''}: {n.type}" for k, n in enumerate(graph.inputs)]
     results = ", ".join(str(graph.nodes[i].type) for i in graph.outputs)
     return f"graph @{ident(graph.name)}({', '.join(shown)})" + (f" -> {results}" if results else "")
 
