@@ -90,8 +90,6 @@ class FusionGain:
     def _part(self, builder: Builder, node: Node) -> float:
         """One part: an op that the program was captured with is whole, another composite is its own parts."""
         types = [builder.nodes[i].type for i in node.inputs]
-        if node.type in types and node.op.cost.cost_class == "movement":
-            return 0.0  # a movement to the same type moves nothing
         parts = None if node.op in self.captured else self.parts(node.op, types, node.attrs, node.type)
         return self.time(node.op, types, node.attrs, node.type) if parts is None else parts
 
