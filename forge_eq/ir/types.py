@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 DTYPES = {
     "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1,
-    "c64": 8, "c128": 16,
+    "u16": 2, "u32": 4, "u64": 8, "c64": 8, "c128": 16,
 }  # name -> bytes per element
 FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
 INTEGERS = frozenset({"i64", "i32", "i16", "i8", "u8"})
