@@ -209,8 +209,7 @@ clamp = op(
 
 def _cast_dtype(imp: aten.Importer, op: Op, x: Any, *rest: Any, **kw: Any) -> aten.Ref:
     """``to``: the captured result dtype is the attribute; a move to another device stays opaque."""
-    dtypes = ("f64", "f32", "i64", "i32", "bool")
-    aten.need(aten.tensor(imp, x).dtype in dtypes and imp.out.dtype in dtypes, "a cast between these dtypes")
+    aten.need(aten.tensor(imp, x).dtype in aten.CASTABLE and imp.out.dtype in aten.CASTABLE, "a cast between these dtypes")
     return imp.emit(op, [x], [imp.out.dtype])
 
 
