@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from npu_programs import Draft, F, mlp, random_graph, transformer
 
 from forge_eq import targets
 from forge_eq.errors import CheckError, ForgeError, ParseError
@@ -21,6 +20,7 @@ from forge_eq.schedule.order import dependences, order
 from forge_eq.schedule.plan import Schedule, schedule
 from forge_eq.schedule.text import parse, text
 from forge_eq.schedule.transfer import materialise
+from npu_programs import Draft, F, mlp, random_graph, transformer
 
 NPU = targets.load("openvino-cpu")
 TORCH = targets.load("torch")

@@ -17,7 +17,9 @@ from forge_eq.errors import ParseError
 
 WIDTH = 64  # columns of the chart
 
-_HEAD = re.compile(r"alloc @(\S*) granularity=(\w+) alignment=(\d+) steps=(\d+) peak=\d+ bound=\d+ virtual=\d+ physical=\d+")
+_HEAD = re.compile(
+    r"alloc @(\S*) granularity=(\w+) alignment=(\d+) steps=(\d+) peak=\d+ bound=\d+ virtual=\d+ physical=\d+"
+)
 _ARENA = re.compile(r"arena (\w+) peak=(\d+) bound=(\d+) virtual=(\d+) physical=\d+ strategy=(\w+)")
 _SLOT = re.compile(r"v(\d+)\s+0x([0-9a-f]+)\.\.0x([0-9a-f]+)\s+\[(-?\d+),(-?\d+)\)\s+[#.]+")
 

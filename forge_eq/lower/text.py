@@ -102,7 +102,8 @@ def parse(source: str) -> Program:
 
 
 def _error(number: int, reason: str, line: str) -> ParseError:
-    return ParseError("lower", f"line {number}", f"{reason}: {line.strip()!r}", "compare with the grammar in lower/text.py")
+    reason = f"{reason}: {line.strip()!r}"
+    return ParseError("lower", f"line {number}", reason, "compare with the example in lower/text.py")
 
 
 class _ProgramReader:

@@ -66,7 +66,7 @@ def order(program: Program, target: Target, slack: float = 1.1) -> tuple[Program
     peak_before = sum(given.values())
     limit = peak_before * max(slack, 1.0)
     least = _least_transitions(program.instrs, before)
-    name, made, peak = _best(program, target, [*_candidates(program, before), *_run_ahead(program, before, given, limit)], limit)
+    name, made, peak = _best(program, target, before, given, limit)
     copies = [i for i in made.instrs if i.is_copy]
     return made, Figures(
         program.transitions, made.transitions, least, len(copies),
@@ -75,27 +75,48 @@ def order(program: Program, target: Target, slack: float = 1.1) -> tuple[Program
 
 
 def _best(
-    program: Program, target: Target, candidates: Sequence[tuple[str, Order]], limit: float
+    program: Program, target: Target, before: Sequence[Sequence[int]], given: dict[str, int], limit: float
 ) -> tuple[str, Program, int]:
-    """Of the candidates within the limit the one with the fewest transitions, then the lowest peak."""
-    made = {name: replace(program, instrs=tuple(program.instrs[p] for p in o)) for name, o in candidates}
-    for count in sorted({m.transitions for m in made.values()}):
-        equal = [(n, m, sum(live_peaks(m, target).values())) for n, m in made.items() if m.transitions == count]
+    """The candidate within the limit with the fewest transitions, then the lowest peak.
+
+    The costly kinds are built only when the plain phases exceed the limit: none of them has fewer transitions.
+    """
+    given_order = list(range(len(program.instrs)))
+    if program.transitions == 0:
+        return "program order", program, sum(given.values())
+    phases = _phases(program, before)
+    plain = [(name, sorted(given_order, key=lambda p: (phase[p], p))) for name, phase in phases]
+    chosen = _choose(program, target, plain, limit)
+    if chosen is None:
+        chosen = _choose(program, target, [(f"{n}, lean", _lean(program, before, p)) for n, p in phases], limit)
+    if chosen is None:
+        rest = [*_run_ahead(program, before, given, limit), ("program order", given_order)]
+        chosen = _choose(program, target, rest, limit)
+    assert chosen is not None, "the given order is within the limit"
+    return chosen
+
+
+def _choose(
+    program: Program, target: Target, candidates: Sequence[tuple[str, Order]], limit: float
+) -> tuple[str, Program, int] | None:
+    distinct = {tuple(o): name for name, o in reversed(candidates)}
+    made = [(n, replace(program, instrs=tuple(program.instrs[p] for p in o))) for o, n in reversed(distinct.items())]
+    counts = [m.transitions for _, m in made]
+    for count in sorted(set(counts)):
+        equal = [(*e, sum(live_peaks(e[1], target).values())) for e, c in zip(made, counts, strict=True) if c == count]
         within = [e for e in equal if e[2] <= limit]
         if within:
             return min(within, key=lambda e: e[2])
-    raise AssertionError("the given order is a candidate")
+    return None
 
 
-def _candidates(program: Program, before: Sequence[Sequence[int]]) -> Iterable[tuple[str, Order]]:
-    count = len(program.instrs)
-    yield "program order", list(range(count))
+def _phases(program: Program, before: Sequence[Sequence[int]]) -> list[tuple[str, list[int]]]:
+    found = []
     for first in dict.fromkeys(i.device for i in program.instrs):
         early = _early(program.instrs, before, first)
         late = _late(program.instrs, before, early)
-        for name, phase in (("early", early), ("late", late)):
-            yield f"{name} phases from {first}", sorted(range(count), key=lambda p: (phase[p], p))
-            yield f"{name} phases from {first}, lean", _lean(program, before, phase)
+        found += [(f"early phases from {first}", early), (f"late phases from {first}", late)]
+    return found
 
 
 def _early(instrs: Sequence[Instr], before: Sequence[Sequence[int]], first: str) -> list[int]:
