@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -216,3 +220,29 @@ def test_a_host_number_cannot_cross() -> None:
     selected = lower(d.done(d.opaque(TensorType(F, (2,)), n)), NPU)
     with pytest.raises(ForgeError, match="host number"):
         materialise(selected, ["cpu", "npu"], "cpu")
+
+
+SEEDED = """
+from npu_programs import random_graph, transformer
+from forge_eq import targets
+from forge_eq.alloc import linear_scan, text as alloc_text
+from forge_eq.lower.select import lower
+from forge_eq.schedule import plan, text
+npu = targets.load("openvino-cpu")
+for graph in (transformer(2), *(random_graph(s) for s in range(5))):
+    made = plan.schedule(lower(graph, npu), npu)
+    print(text.text(made), alloc_text.text(linear_scan.allocate(made.program, npu)))
+"""
+
+
+def test_the_hash_seed_changes_nothing() -> None:
+    root = Path(__file__).parents[1]
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", SEEDED], capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+    assert "schedule @transformer" in runs[0]
