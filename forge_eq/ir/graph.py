@@ -34,6 +34,9 @@ class Origin:
     rule: str = ""
 
 
+NOWHERE = Origin()
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One operation. ``inputs`` are ids of earlier nodes, ``attrs`` follow ``op.attrs``."""
@@ -43,7 +46,7 @@ class Node:
     inputs: tuple[int, ...]
     attrs: tuple[Attr, ...]
     type: Type
-    origin: Origin = Origin()
+    origin: Origin = NOWHERE
 
     def attr(self, name: str) -> Attr:
         """The attribute called ``name``; KeyError when the op has none."""
@@ -154,7 +157,7 @@ class Builder:
         inputs: tuple[int, ...],
         attrs: tuple[Attr, ...] = (),
         type: Type | None = None,
-        origin: Origin = Origin(),
+        origin: Origin = NOWHERE,
     ) -> int:
         """Appends a node and gives its id; a missing ``type`` is inferred by the op's shape rule."""
         if type is None:

@@ -121,7 +121,7 @@ def parse_type(text: str) -> Type:
     found = _TENSOR.fullmatch(text)
     if not found or (found[1] not in DTYPES and found[1] != WEAK):
         raise ValueError(f"not a type: {text!r}")
-    dims = [d.strip() for d in found[2].split(",")] if found[2] else []
+    dims = [d.strip() for d in _split_top(found[2])]
     return TensorType(found[1], tuple(int(d) if d.isdigit() else Sym(d) for d in dims))
 
 
