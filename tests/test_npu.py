@@ -12,7 +12,7 @@ from forge_eq.ir.types import Sym, TensorType
 from forge_eq.lower.check import check
 from forge_eq.lower.npu import Imm, Program
 from forge_eq.lower.select import expand, lower
-from forge_eq.lower.text import parse, text
+from forge_eq.lower.text import parse, reparse, text
 from forge_eq.ops import composite, effects, elementwise, leaves, linalg, movement
 from npu_programs import Draft, F, mlp, random_graph, transformer
 
@@ -206,3 +206,16 @@ def test_no_dead_code_and_no_lost_effect() -> None:
     d.opaque(TensorType(F, (2,)), x, effect=True)
     program = lower(d.done(x), NPU)
     assert [i.opcode for i in program.instrs] == ["cpu.torch.opaque_effect"]
+
+
+def test_reparsing_keeps_what_text_leaves_out() -> None:
+    import torch
+
+    d = Draft("g")
+    graph = d.done(d.op(elementwise.neg, d.const("w", F, 2)))
+    program = lower(replace(graph, constants={"w": torch.ones(2)}, submodules={"m": torch.nn.Identity()}), NPU)
+    back = reparse(program)
+    assert back == program
+    assert back.data is program.data
+    assert back.submodules is program.submodules
+    assert back.signature is program.signature

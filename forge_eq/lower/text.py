@@ -19,6 +19,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from forge_eq.errors import ParseError
@@ -99,6 +100,13 @@ def parse(source: str) -> Program:
         except (ValueError, KeyError, IndexError, TypeError) as e:
             raise _error(number, str(e) or type(e).__name__, line) from e
     return reader.finish(head[1], head[2], lines[-1][0])
+
+
+def reparse(program: Program) -> Program:
+    """The program as its own text reads, with the weights and the calling convention that text leaves out."""
+    return replace(
+        parse(text(program)), data=program.data, submodules=program.submodules, signature=program.signature
+    )
 
 
 def _error(number: int, reason: str, line: str) -> ParseError:

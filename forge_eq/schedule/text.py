@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 from forge_eq.errors import ParseError
 from forge_eq.lower.npu import Program
 from forge_eq.lower.text import parse as parse_program
+from forge_eq.lower.text import reparse as reparse_program
 from forge_eq.lower.text import text as program_text
 from forge_eq.schedule.order import Figures, dependences
 from forge_eq.schedule.plan import Schedule
@@ -69,6 +71,11 @@ def parse(source: str) -> Schedule:
     after, before, least, copies, size, peak, peak_before = (int(head[k]) for k in range(1, 8))
     figures = Figures(before, after, least, copies, size, peak_before, peak, head[9])
     return Schedule(program, tuple(reasons), figures, float(head[8]))
+
+
+def reparse(schedule: Schedule) -> Schedule:
+    """The schedule as its own text reads, with the weights and the calling convention that text leaves out."""
+    return replace(parse(text(schedule)), program=reparse_program(schedule.program))
 
 
 def _error(number: int, line: str) -> ParseError:
