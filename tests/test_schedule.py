@@ -246,3 +246,15 @@ def test_the_hash_seed_changes_nothing() -> None:
     ]
     assert runs[0] == runs[1]
     assert "schedule @transformer" in runs[0]
+
+
+def test_an_awkward_name_round_trips() -> None:
+    from forge_eq.alloc.linear_scan import allocate
+    from forge_eq.alloc.text import parse as parse_alloc
+    from forge_eq.alloc.text import text as alloc_text
+
+    for name in ("", 'my "model" granularity=x', "a b transitions=3"):
+        made = schedule(lower(replace(mlp(), name=name), NPU), NPU)
+        assert parse(text(made)) == made
+        plan = allocate(made.program, NPU)
+        assert parse_alloc(alloc_text(plan)) == plan

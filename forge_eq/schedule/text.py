@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import replace
 
 from forge_eq.errors import ParseError
+from forge_eq.ir.lexer import ident
 from forge_eq.lower.npu import Program
 from forge_eq.lower.text import parse as parse_program
 from forge_eq.lower.text import reparse as reparse_program
@@ -24,7 +25,7 @@ from forge_eq.schedule.order import Figures, dependences
 from forge_eq.schedule.plan import Schedule
 
 _HEAD = re.compile(
-    r"schedule @\S*(?: \w+=\d+)*? transitions=(\d+) before=(\d+) least=(\d+) copies=(\d+) copy_bytes=(\d+) peak=(\d+) "
+    r"schedule @.*? transitions=(\d+) before=(\d+) least=(\d+) copies=(\d+) copy_bytes=(\d+) peak=(\d+) "
     r"peak_before=(\d+) predicted_us=(\S+) strategy=(.+)"
 )
 _LINE = re.compile(r"t(\d+) .*?  ; (.*)")
@@ -36,7 +37,7 @@ def text(schedule: Schedule) -> str:
     count = Counter(i.device for i in p.instrs)
     counts = " ".join(f"{d}={count[d]}" for d in sorted(count, reverse=True))
     head = (
-        f"schedule @{p.name} {counts}{' ' if counts else ''}transitions={f.transitions} before={f.transitions_before} "
+        f"schedule @{ident(p.name)} {counts}{' ' if counts else ''}transitions={f.transitions} before={f.transitions_before} "
         f"least={f.transitions_least} copies={f.copies} copy_bytes={f.copy_bytes} peak={f.peak} "
         f"peak_before={f.peak_before} predicted_us={schedule.predicted_us!r} strategy={f.strategy}"
     )

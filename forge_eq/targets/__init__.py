@@ -29,8 +29,9 @@ class Device:
     """One device of a target.
 
     ``units`` are the kernel units it has. ``dtypes`` are the element types it computes; ``operand_dtypes`` those that
-    it only accepts as an operand (a boolean mask). ``gathers`` tells whether data-dependent reads are at home here.
-    ``memory_mib`` limits its arena (0: no limit). ``kind`` is the executor, ``openvino`` or ``torch``.
+    it only accepts as an operand (a boolean mask). In a file ``"all"`` stands for the whole list. ``gathers`` tells
+    whether data-dependent reads are at home here. ``memory_mib`` limits its arena (0: no limit). ``kind`` is the
+    executor, ``openvino`` or ``torch``.
     """
 
     name: str
@@ -259,6 +260,9 @@ class _Reader:
     def choices(self, key: str, allowed: tuple[str, ...], default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         if default is not None and key not in self.left:
             return default
+        if self.left.get(key) == "all":
+            del self.left[key]
+            return allowed
         value = self.list_of(key, str)
         for item in value:
             if item not in allowed:
