@@ -35,9 +35,9 @@ def text(schedule: Schedule) -> str:
     """The timeline and the program."""
     f, p = schedule.figures, schedule.program
     count = Counter(i.device for i in p.instrs)
-    counts = " ".join(f"{d}={count[d]}" for d in sorted(count, reverse=True))
+    counts = "".join(f"{d}={count[d]} " for d in sorted(count, reverse=True))
     head = (
-        f"schedule @{ident(p.name)} {counts}{' ' if counts else ''}transitions={f.transitions} before={f.transitions_before} "
+        f"schedule @{ident(p.name)} {counts}transitions={f.transitions} before={f.transitions_before} "
         f"least={f.transitions_least} copies={f.copies} copy_bytes={f.copy_bytes} peak={f.peak} "
         f"peak_before={f.peak_before} predicted_us={schedule.predicted_us!r} strategy={f.strategy}"
     )
