@@ -61,7 +61,7 @@ class Engine:
         self.folder = Path(tempfile.mkdtemp(prefix="forge_eq-", dir=SHM if SHM.is_dir() else None))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.egraph = bindings.EGraph(fact_directory=self.folder)
-        self.rules = [CompiledRule(r, i + 1) for i, r in enumerate(rules)]
+        self.rules = [CompiledRule(r, i + 1) for i, r in enumerate(sorted(rules, key=lambda r: r.id))]
         self.declared: dict[str, tuple[Op, int]] = {}
         self.asked: dict[tuple[int, ...], tuple[int, ...] | None] = {}
         self.pending: list[tuple[str, list[tuple[int, ...]]]] = []
@@ -166,7 +166,7 @@ class Engine:
                 break
         fired = {r.rule.id for r in self.rules}
         return Saturation(
-            stop, limits.iterations - left, rounds, {n: c for n, c in sorted(matches.items()) if n in fired and c},
+            stop, rounds, {n: c for n, c in sorted(matches.items()) if n in fired and c},
             {n: s for n, s in sorted(seconds.items()) if n in fired},
         )
 

@@ -7,7 +7,7 @@ the numbering is the same for any hash seed and any order of rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from forge_eq.ir.types import Type
@@ -38,10 +38,9 @@ class Saturation:
     """How saturation went: why it stopped, and how often each rule's left side matched."""
 
     stop: str  # saturated | node limit | iteration limit
-    iterations: int
-    rounds: int  # of questions to Python
-    matches: Mapping[str, int]
-    seconds: Mapping[str, float]  # per rule, as egglog reports it
+    rounds: int = field(default=0, compare=False)  # of questions to Python; fewer when they were asked before
+    matches: Mapping[str, int] = field(default_factory=dict, compare=False)
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # per rule, as egglog reports it
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,9 @@ class Signature:
     ``inputs`` names the graph's inputs in order; ``in_spec``/``out_spec`` are torch pytree specs (None:
     flat tuple); ``outputs`` tells for each leaf of the result where it comes from: ``("value", k)`` is
     graph output k, ``("constant", v)`` a Python value that the program always returns, ``("input", i)``
-    argument i itself (identity is kept).
+    argument i itself (identity is kept). ``baked`` gives the leaves of the arguments that are no graph
+    inputs: (position among all leaves, the value that the capture saw, a later call must repeat it).
+    ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None).
     """
 
     inputs: tuple[str, ...] = ()
@@ -79,6 +81,8 @@ class Signature:
     out_spec: Any = None
     outputs: tuple[tuple[str, Any], ...] = ()
     write_backs: tuple[WriteBack, ...] = ()
+    baked: tuple[tuple[int, Any], ...] = ()
+    ranges: tuple[tuple[str, int, int | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class Graph:
     """A program. ``outputs`` are node ids (user results first, then write-backs).
 
     ``constants`` holds the data of ``constant`` nodes by name (torch storage, never copied);
-    ``submodules`` holds what higher-order opaque nodes call.
+    ``submodules`` holds what higher-order opaque nodes call. ``notes`` says what the capture left out and
+    why that is right: nothing is dropped without a word.
     """
 
     name: str
@@ -95,6 +100,7 @@ class Graph:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     signature: Signature = Signature()
     submodules: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def effects(self) -> tuple[int, ...]:

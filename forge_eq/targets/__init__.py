@@ -29,9 +29,8 @@ class Device:
     """One device of a target.
 
     ``units`` are the kernel units it has. ``dtypes`` are the element types it computes; ``operand_dtypes`` those that
-    it only accepts as an operand (a boolean mask). In a file ``"all"`` stands for the whole list. ``gathers`` tells
-    whether data-dependent reads are at home here. ``memory_mib`` limits its arena (0: no limit). ``kind`` is the
-    executor, ``openvino`` or ``torch``.
+    it only accepts as an operand (a boolean mask). ``gathers`` tells whether data-dependent reads are at home here.
+    ``memory_mib`` limits its arena (0: no limit). ``kind`` is the executor, ``openvino`` or ``torch``.
     """
 
     name: str
@@ -179,10 +178,16 @@ def parse(text: str, where: str = "<text>") -> Target:
 _RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps")
 
 
+def _dtypes(reader: _Reader) -> tuple[str, ...]:
+    """``["all"]`` stands for every dtype, those of later versions included."""
+    found = reader.choices("dtypes", ("all", *DTYPES))
+    return tuple(DTYPES) if found == ("all",) else found
+
+
 def _device(reader: _Reader) -> Device:
     made = Device(
         name=reader.text("name"), kind=reader.choice("kind", _KINDS),
-        units=reader.choices("units", UNITS), dtypes=reader.choices("dtypes", tuple(DTYPES)),
+        units=reader.choices("units", UNITS), dtypes=_dtypes(reader),
         operand_dtypes=reader.choices("operand_dtypes", tuple(DTYPES), default=()),
         gathers=reader.flag("gathers", default=True), memory_mib=reader.number("memory_mib", default=0.0),
     )
@@ -260,9 +265,6 @@ class _Reader:
     def choices(self, key: str, allowed: tuple[str, ...], default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         if default is not None and key not in self.left:
             return default
-        if self.left.get(key) == "all":
-            del self.left[key]
-            return allowed
         value = self.list_of(key, str)
         for item in value:
             if item not in allowed:
