@@ -1,50 +1,19 @@
-"""The one place that executes a node by torch.
+"""The reference executor: a flat graph, node by node, by torch.
 
-Takes a node and the values of its operands. Gives its value (a tuple for a multi-output node, None for a
-pure effect). Promises: the same result as the captured call, from the op's own ``torch`` function, else from
-its definition, else from the call that an opaque node keeps. Not here: order, memory, inputs and outputs.
+Takes a graph and its flat inputs. Gives the values of its outputs. Promises: nodes run in order and all of
+them run; nothing is written back and nothing is copied, so a result may share memory with an argument or a
+weight. Not here: the call signature (``run.boundary``), one node (``capture.execute``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
+from forge_eq.capture.execute import run_node
+from forge_eq.ir.graph import Graph
 
-from forge_eq.capture.import_aten import type_of
-from forge_eq.capture.targets import resolve
-from forge_eq.capture.template import decode
-from forge_eq.errors import RunError
-from forge_eq.ir.graph import Graph, Node
-from forge_eq.ops.effects import opaque, opaque_effect
-from forge_eq.ops.spec import App, AttrVar, Computed, Op, Var
-
-OPAQUE = frozenset({opaque, opaque_effect})
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-
-
-def call_of(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> Call:
-    """(function, args, kwargs) that compute the node; the operands may be tensors or stand-ins for them.
-
-    Raises:
-        RunError: the op has neither a torch function nor a definition, or the node is an input or constant.
-    """
-    if node.op in OPAQUE:
-        target, text = node.attrs[0], node.attrs[1]
-        args, kwargs = decode(text, operands, submodules)
-        return resolve(target), args, kwargs
-    if node.op.torch is not None:
-        return _named(node.op), (*operands, *node.attrs), {}
-    if node.op.define is not None:
-        return _defined(node.op), (*operands, *node.attrs), {}
-    raise RunError("run", f"%{node.id} {node.op.name}", "nothing says how torch computes it", "declare the op with torch= or define=")
-
-
-def run_node(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> Any:
-    """The node's value, computed by torch from ``operands`` (literals are Python numbers)."""
-    function, args, kwargs = call_of(node, operands, submodules)
-    return function(*args, **kwargs)
+__all__ = ["run_graph", "run_node"]
 
 
 def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -58,53 +27,3 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
         else:
             values.append(run_node(node, [values[i] for i in node.inputs], graph.submodules))
     return tuple(values[i] for i in graph.outputs)
-
-
-_FUNCTIONS: dict[Op, Callable[..., Any]] = {}
-
-
-def _named(op: Op) -> Callable[..., Any]:
-    """The op's torch function under the op's name: generated code shows it, and a lambda has none."""
-    found = _FUNCTIONS.get(op)
-    if found is None:
-        assert op.torch is not None
-        found = op.torch if (op.torch.__module__ or "").startswith("torch") else _rename(op.torch, op.name)
-        _FUNCTIONS[op] = found
-    return found
-
-
-def _rename(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        return run(*args)
-
-    call.__name__ = call.__qualname__ = name
-    call.__module__ = "forge_eq.ops"
-    return call
-
-
-def _defined(op: Op) -> Callable[..., Any]:
-    """The op's definition as a function of tensors and attributes."""
-    found = _FUNCTIONS.get(op)
-    if found is None:
-        assert op.define is not None
-        term = op.define(*(Var(n) for n in op.inputs), *(AttrVar(n) for n, _ in op.attrs))
-        names = (*op.inputs, *(n for n, _ in op.attrs))
-        found = _rename(lambda *args: _evaluate(term, dict(zip(names, args, strict=True))), op.name)
-        _FUNCTIONS[op] = found
-    return found
-
-
-def _evaluate(term: Any, env: Mapping[str, Any]) -> Any:
-    """A term's value; tensor and attribute variables are looked up in ``env``."""
-    if isinstance(term, Var | AttrVar):
-        return env[term.name]
-    if isinstance(term, Computed):
-        values = (env[n] for n in term.args)
-        return term.fn(*(type_of(v) if isinstance(v, torch.Tensor) else v for v in values))
-    if isinstance(term, App):
-        args = [_evaluate(a, env) for a in (*term.args, *term.attrs)]
-        run = _named(term.op) if term.op.torch is not None else _defined(term.op)
-        return run(*args)
-    if isinstance(term, tuple):
-        return tuple(_evaluate(t, env) for t in term)
-    return term

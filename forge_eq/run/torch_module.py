@@ -3,7 +3,7 @@
 Takes a graph. Gives a ``torch.fx.GraphModule`` whose ``forward`` has the captured call signature: one call
 per node, constants as buffers under their own names (storage shared, not copied). Promises: arguments are
 checked (InputError), dynamic sizes work, effects run in order, results own their memory and written
-buffers and arguments are updated after every read. Not here: how a node is computed (``run.reference``).
+buffers and arguments are updated after every read. Not here: how a node is computed (``capture.execute``).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from forge_eq.capture.execute import OPAQUE, call_of
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.ops.elementwise import cast
 from forge_eq.run.boundary import deliverer, input_checker
-from forge_eq.run.reference import OPAQUE, call_of
 
 
 def to_module(graph: Graph) -> GraphModule:
