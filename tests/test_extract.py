@@ -34,7 +34,7 @@ from forge_eq.extract.bounds import forced_bound, shared_bound
 from forge_eq.extract.exact import branch_and_bound
 
 BUDGET = Budget()
-SEEDS = range(250)
+SEEDS = range(150)
 
 
 def leaf(name: str, cost: float = 1.0) -> ENode:
@@ -74,7 +74,7 @@ def test_tree_optimal_is_tree_optimal(extractor):
 
 @pytest.mark.parametrize("cyclic", [False, True])
 def test_default_is_optimal_when_its_budget_lasts(cyclic):
-    for seed in range(400, 600):
+    for seed in range(400, 520):
         problem = random_problem(seed, classes=9, cyclic=cyclic)
         answer = solve(problem)
         assert answer.status == "optimal", seed
@@ -85,7 +85,7 @@ def test_a_spent_budget_still_gives_a_valid_answer_with_a_valid_bound():
     statuses = Counter()
     for seed in range(200):
         problem = random_problem(seed, classes=9)
-        answer = Default().solve(problem, Budget(moves=0, visits=2))
+        answer = Default().solve(problem, Budget(moves=0, visits=2, restarts=0))
         check(problem, answer)
         best = brute_force(problem)
         assert answer.lower_bound <= best * (1 + 1e-12)
@@ -93,6 +93,17 @@ def test_a_spent_budget_still_gives_a_valid_answer_with_a_valid_bound():
         statuses[answer.status] += 1
     assert statuses["budget"] > 5
     assert statuses["optimal"] > 50
+
+
+def test_more_budget_never_costs_more():
+    improved = 0
+    for seed in range(40):
+        problem = random_problem(seed, classes=40)
+        small, large = solve(problem, Budget(moves=10_000, visits=3, restarts=0)), solve(problem, Budget(restarts=4))
+        assert large.cost <= small.cost, seed
+        assert large.lower_bound >= small.lower_bound * (1 - 1e-12), seed
+        improved += large.cost < small.cost
+    assert improved > 0
 
 
 def test_bounds_are_valid_with_any_hint():
@@ -234,7 +245,7 @@ def test_bad_json_is_refused(text):
 
 @pytest.mark.parametrize("extractor", EXTRACTORS, ids=lambda e: e.name)
 def test_numbering_does_not_matter(extractor):
-    for number, problem in enumerate([transformer(2), *(random_problem(seed, classes=12) for seed in range(60))]):
+    for number, problem in enumerate([transformer(2), *(random_problem(seed, classes=12) for seed in range(25))]):
         answer = extractor.solve(problem, BUDGET)
         keys = Counter((problem.classes[c][i].key, problem.classes[c][i].cost) for c, i in answer.choice.items())
         for seed in range(3):
@@ -310,9 +321,9 @@ def test_greedy_loses_a_fifth_and_recomputes_linears():
 
     assert ops(best)["linear+residual"] == 23
     assert ops(best)["residual+norm"] == 1  # after the last sum only its norm is needed
-    assert (ops(best)["linear"], ops(best)["slice0"]) == (12, 12)
-    assert ops(greedy)["residual+norm"] >= 23
-    assert ops(greedy)["linear"] >= ops(best)["linear"] + 4 * 12
+    assert (ops(best)["linear"], ops(best)["slice0"]) == (13, 12)
+    assert ops(greedy)["residual+norm"] == 24
+    assert ops(greedy)["linear"] == 3 * 12 + 24  # q, k and v apart; each projection again beside linear+residual
 
 
 def test_work_grows_with_what_is_new_in_the_graph():
