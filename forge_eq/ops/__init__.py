@@ -5,7 +5,7 @@ Reading order: ``spec`` (how an op is declared), then the families. Importing th
 
 from __future__ import annotations
 
-from forge_eq.ops import composite, effects, elementwise, leaves, linalg, movement, reduction  # noqa: F401
+from forge_eq.ops import attention, composite, effects, elementwise, leaves, linalg, movement, reduction  # noqa: F401
 from forge_eq.ops.spec import ATEN, REGISTRY, Op, Term, lit
 
 __all__ = ["ATEN", "REGISTRY", "Op", "Term", "lit"]

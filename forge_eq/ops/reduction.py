@@ -1,0 +1,57 @@
+"""Reductions: ``axes`` are non-negative and ascending, ``keepdim`` keeps them with size 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forge_eq.ir.types import FLOATS, TensorType
+from forge_eq.ops import aten
+from forge_eq.ops.shapes import reduced, require
+from forge_eq.ops.spec import Cost, Kernel, Op, Traits, op
+
+
+def _elements(types: Any, attrs: Any, out: Any) -> float:
+    return float(types[0].elements or 1)
+
+
+def _shape(types: Any, attrs: Any) -> TensorType:
+    require(types[0].dtype in FLOATS, "floats are due")
+    out = reduced(types, attrs)
+    assert isinstance(out, TensorType)
+    return out
+
+
+def _sum_shape(types: Any, attrs: Any) -> TensorType:
+    require(types[0].dtype in FLOATS | {"i64"}, "a sum of small integers changes dtype")
+    out = reduced(types, attrs)
+    assert isinstance(out, TensorType)
+    return out
+
+
+def _reduce(name: str, doc: str, ref: Callable[..., Any], run: Callable[..., Any], ov: str, names: list[str], shape: Any) -> Op:
+    return op(
+        f"{name}(x; axes: ints, keepdim: bool) -> y", doc, shape=shape, aten=dict.fromkeys(names, aten.reduction), ref=ref,
+        torch=run, traits=Traits(exact=name == "amax"), cost=Cost(flops=_elements),
+        kernel=Kernel("vector", lambda g, x, axes, keepdim: getattr(g, ov)(x, g.i64(axes), keepdim)),
+    )
+
+
+sum_ = _reduce(
+    "sum", "The sum over axes.", lambda xp, x, axes, keep: xp.sum(x, axis=axes, keepdims=keep),
+    lambda x, axes, keep: torch.sum(x, dim=axes, keepdim=keep) if axes else x.clone(),
+    "reduce_sum", ["aten.sum.dim_IntList", "aten.sum.default"], _sum_shape,
+)
+mean = _reduce(
+    "mean", "The mean over axes.",
+    lambda xp, x, axes, keep: xp.mean(x, axis=axes, keepdims=keep),
+    lambda x, axes, keep: torch.mean(x, dim=axes, keepdim=keep) if axes else x.clone(),
+    "reduce_mean", ["aten.mean.dim", "aten.mean.default"], _shape,
+)
+amax = _reduce(
+    "amax", "The largest value over axes; NaN wins.", lambda xp, x, axes, keep: xp.max(x, axis=axes, keepdims=keep),
+    lambda x, axes, keep: torch.amax(x, dim=axes, keepdim=keep) if axes else x.clone(),
+    "reduce_max", ["aten.amax.default"], _shape,
+)
