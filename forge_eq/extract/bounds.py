@@ -74,8 +74,10 @@ def shared_bound(problem: Problem, guide: Mapping[int, Iterable[int]]) -> int:
     shares: list[dict[int, int]] = [{} for _ in range(count)]
     for c in problem.children_first:
         mine, weights = shares[c], problem.weights[c]
-        price = min((weights[i] + (sum(mine.get(k, 0) for k in kids) if mine else 0)
-                     for i, kids in enumerate(problem.kids[c])), default=0)
+        price = min(
+            (weights[i] + (sum(mine.get(k, 0) for k in kids) if mine else 0) for i, kids in enumerate(problem.kids[c])),
+            default=0,
+        )
         users = readers[c] or [p for p in problem.users[c] if place[p] > place[c]]
         parts = len(users) + (c in root_set)
         if not parts:

@@ -90,7 +90,7 @@ class _Run:
             self.work["visits"] += exact.visits
             used, cost, bound = exact.choice or used, exact.cost, max(bound, exact.bound)
         for restart in range(self.budget.restarts if bound < cost else 0):
-            again, total = self.improve(problem, _greedy_near(problem, used, 5 * 4 ** restart))
+            again, total = self.improve(problem, _greedy_near(problem, used, 5 * 4**restart))
             if total < cost:
                 used, cost = again, total
         self.stopped |= bound < cost
@@ -106,8 +106,13 @@ class _Run:
 def _greedy_near(problem: Problem, used: Choice, factor: int) -> list[int]:
     """Greedy with everything that the choice does not use ``factor`` times dearer: it keeps what can be shared with
     the choice, and drops what was only worth it before other classes changed their minds."""
-    return cheapest_dags(problem, [[w if used.get(c) == i else w * factor for i, w in enumerate(weights)]
-                                   for c, weights in enumerate(problem.weights)])
+    return cheapest_dags(
+        problem,
+        [
+            [w if used.get(c) == i else w * factor for i, w in enumerate(weights)]
+            for c, weights in enumerate(problem.weights)
+        ],
+    )
 
 
 def _shape(problem: Problem) -> object:

@@ -43,8 +43,10 @@ def split(problem: Problem) -> tuple[list[int], list[Part]]:
         always[c] = 1
     decided = [c for c, nodes in enumerate(problem.classes) if always[c] and len(nodes) == 1 and not problem.cyclic[c]]
     alive = sorted(set(range(len(problem.classes))) - set(decided))
-    bound_kids = {c: [[k for k in kids if not always[k] or problem.scc[k] == problem.scc[c]]
-                      for kids in problem.kids[c]] for c in alive}
+    bound_kids = {
+        c: [[k for k in kids if not always[k] or problem.scc[k] == problem.scc[c]] for kids in problem.kids[c]]
+        for c in alive
+    }
     return decided, [_part(problem, group, bound_kids, always) for group in _groups(alive, bound_kids)]
 
 
