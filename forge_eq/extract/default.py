@@ -86,7 +86,7 @@ class _Run:
         guide = {c: problem.kids[c][i] for c, i in used.items()}
         bound = max(forced_bound(problem), shared_bound(problem, guide))
         if bound < cost:
-            exact = branch_and_bound(problem, cost, self.budget.visits)
+            exact = branch_and_bound(problem, cost, self.budget.visits * 100 // max(100, len(problem.classes)))
             self.work["visits"] += exact.visits
             used, cost, bound = exact.choice or used, exact.cost, max(bound, exact.bound)
         for restart in range(self.budget.restarts if bound < cost else 0):
