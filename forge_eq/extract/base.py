@@ -22,7 +22,8 @@ class Budget:
     """How much work an extractor may do.
 
     ``moves``: moves that local search tries. ``visits``: branches that exact search enters, per independent
-    part of the problem (fewer in parts of over 100 classes, in inverse proportion: a visit takes longer there). ``restarts``: new starts of local search, per part that exact search did not settle.
+    part of the problem (in parts of over 100 classes fewer, in inverse proportion, as each takes longer there).
+    ``restarts``: new starts of local search, per part that exact search did not settle.
     All are counts, so that two runs give the same answer on any machine.
     """
 

@@ -51,8 +51,12 @@ def split(problem: Problem) -> tuple[list[int], list[Part]]:
 
 
 def is_whole(problem: Problem, decided: list[int], parts: list[Part]) -> bool:
-    """Whether splitting changed nothing."""
-    return not decided and len(parts) == 1 and parts[0].problem.kids == problem.kids
+    """Whether splitting took nothing away, neither a class nor an edge."""
+    return not decided and len(parts) == 1 and _edges(parts[0].problem) == _edges(problem)
+
+
+def _edges(problem: Problem) -> int:
+    return sum(len(kids) for nodes in problem.kids for kids in nodes)
 
 
 def _groups(alive: list[int], bound_kids: Mapping[int, list[list[int]]]) -> list[list[int]]:
