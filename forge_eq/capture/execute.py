@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from forge_eq.capture.import_aten import type_of
 from forge_eq.capture.targets import resolve
 from forge_eq.capture.template import decode
+from forge_eq.capture.values import type_of
 from forge_eq.errors import RunError
 from forge_eq.ir.expand import expand
 from forge_eq.ir.graph import Builder, Node
@@ -40,7 +40,8 @@ def call_of(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] |
         return _named(node.op), (*operands, *node.attrs), {}
     if node.op.define is not None:
         return _defined(node.op), (*operands, *node.attrs), {}
-    raise RunError("run", f"%{node.id} {node.op.name}", "nothing says how torch computes it", "declare the op with torch= or define=")
+    reason, remedy = "nothing says how torch computes it", "declare the op with torch= or define="
+    raise RunError("run", f"%{node.id} {node.op.name}", reason, remedy)
 
 
 def run_node(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> Any:

@@ -73,7 +73,8 @@ class Signature:
     graph output k, ``("constant", v)`` a Python value that the program always returns, ``("input", i)``
     argument i itself (identity is kept). ``baked`` gives the leaves of the arguments that are no graph
     inputs: (position among all leaves, the value that the capture saw, a later call must repeat it).
-    ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None).
+    ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None); ``guards``
+    are further conditions on them, such as ``s0 % 2 == 0``, that the capture took for granted.
     """
 
     inputs: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ class Signature:
     write_backs: tuple[WriteBack, ...] = ()
     baked: tuple[tuple[int, Any], ...] = ()
     ranges: tuple[tuple[str, int, int | None], ...] = ()
+    guards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from forge_eq.ops.spec import Op
 _DEFINES = re.compile(r"\s*%(\w+)\s*=")
 _NAME = re.compile(r"%(\w+)")
 _ATTR = re.compile(r"\s*[a-z_]+\s*=")
-_KEYS = "return, inputs, in_spec, out_spec, result, write, baked, range, note or submodule"
+_KEYS = "return, inputs, in_spec, out_spec, result, write, baked, range, guard, note or submodule"
 
 
 def parse(
@@ -244,6 +244,9 @@ class _Reader:
 
     def read_range(self, c: Cursor) -> None:
         self.sig.setdefault("ranges", []).append(c.value())
+
+    def read_guard(self, c: Cursor) -> None:
+        self.sig.setdefault("guards", []).append(c.string())
 
     def read_note(self, c: Cursor) -> None:
         self.notes.append(c.string())

@@ -106,6 +106,7 @@ def _tail(graph: Graph) -> list[str]:
     lines += [f"  write {w.output} -> {plain(w.target)}" for w in sig.write_backs]
     lines += [f"  baked {position} {_result(value)}" for position, value in sig.baked]
     lines += [f"  range {show(bounds)}" for bounds in sig.ranges]
+    lines += [f"  guard {show(guard)}" for guard in sig.guards]
     lines += [f"  note {show(note)}" for note in graph.notes]
     return lines + [f"  submodule {plain(name)}" for name in sorted(graph.submodules)]
 
