@@ -19,6 +19,8 @@ from forge_eq.ops import composite, effects, elementwise, leaves, linalg, moveme
 from random_graphs import random_graph
 
 VALUES = [
+    '[{"%":0}]',
+    "it's \"so\"",
     0,
     1,
     -7,
@@ -39,6 +41,8 @@ VALUES = [
     "",
     "f32",
     "a b",
+    '[{"%":0}]',
+    'it\'s "so"',
     'quo"te\\',
     "line\nbreak\u2028",
     "-",
@@ -90,8 +94,9 @@ def attention_graph() -> Graph:
     k = b.add(leaves.input_, (), (1,), _f32(1, 2, 4, 8))
     b.add(leaves.constant, (), ("fc.weight",), _f32(8, 8), Origin("", "fc", ""))
     scores = b.add(linalg.matmul_nt, (q, k), origin=Origin("model.py:12", "attn", ""))
-    scale = b.add(leaves.literal, (), (0.125,))
-    scaled = b.add(elementwise.mul, (scores, scale), origin=Origin("my model.py:13", "", "algebra/div_as_mul"))
+    here = Origin("my model.py:13", "", "algebra/div_as_mul")
+    scale = b.add(leaves.literal, (), (0.125,), origin=here)
+    scaled = b.add(elementwise.mul, (scores, scale), origin=here)
     p = b.add(composite.softmax, (scaled,), ((3,),), origin=Origin(rule="attention/softmax"))
     heads = b.add(movement.split, (p,), ((1, 1), 1))
     first = b.add(movement.project, (heads,), (0,))
@@ -150,6 +155,15 @@ def test_a_literal_that_is_shared_or_far_has_its_own_line():
     assert "%5 = literal(value=True)" in printed
     assert "eq(%3, %4)" in printed
     assert text(parse(printed)) == printed
+
+
+def test_a_literal_from_elsewhere_has_its_own_line():
+    b = Builder()
+    x = b.add(leaves.input_, (), (0,), _f32(2))
+    half = b.add(leaves.literal, (), (0.5,), origin=Origin("m.py:1"))
+    g = b.finish((b.add(elementwise.mul, (x, half), origin=Origin("m.py:2")),))
+    assert "  %1 = literal(value=0.5) : lit[]  ; - - m.py:1" in text(g)
+    assert parse(text(g)) == g
 
 
 def test_an_input_that_is_not_first_keeps_its_place():
