@@ -123,7 +123,9 @@ def optimize(
     run(job, "extract", on_stage)
     result = Optimized(job)
     if chosen.verify != "off":
-        from forge_eq.verify.program import check_program
+        from forge_eq.run.differential import check_graph, input_batches
 
-        check_program(job)
+        batches = input_batches(result.captured, example_inputs, example_kwargs, chosen.verify)
+        job.forms["extract"], remark = check_graph(result.captured, result.graph, batches)
+        job.remarks.append(remark)
     return result
