@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from forge_eq.errors import CheckError
-from forge_eq.ir.graph import Graph
 from forge_eq.options import Options
 from forge_eq.remarks import Remark
 
@@ -56,13 +55,13 @@ class Stage:
         return made
 
     def reparse(self, job: Job) -> None:
-        """Replaces the form by what its text reads as. What text leaves out (data, submodules) is kept."""
-        form, parse = job[self.name], import_module(self.module).parse
-        if isinstance(form, Graph):
-            job.forms[self.name] = parse(self.text(job), form.constants, form.submodules, form.signature)
+        """Replaces the form by what its text reads as. Constant data, which text only names, is kept."""
+        form, module = job[self.name], import_module(self.module)
+        if hasattr(module, "reparse"):
+            job.forms[self.name] = module.reparse(form)
             return
-        kept = {f.name: getattr(form, f.name) for f in fields(form) if not f.compare}
-        job.forms[self.name] = replace(parse(self.text(job)), **kept)
+        kept = {"constants": form.constants, "submodules": form.submodules} if hasattr(form, "submodules") else {}
+        job.forms[self.name] = module.parse(self.text(job), **kept)
 
 
 # ------------------------------------------------------------------------------------------- what stages do

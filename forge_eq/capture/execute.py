@@ -16,9 +16,11 @@ from forge_eq.capture.import_aten import type_of
 from forge_eq.capture.targets import resolve
 from forge_eq.capture.template import decode
 from forge_eq.errors import RunError
-from forge_eq.ir.graph import Graph, Node
+from forge_eq.ir.expand import expand
+from forge_eq.ir.graph import Builder, Node
 from forge_eq.ops.effects import opaque, opaque_effect
-from forge_eq.ops.spec import App, AttrVar, Computed, Op, Var
+from forge_eq.ops.leaves import constant, literal
+from forge_eq.ops.spec import Op
 
 OPAQUE = frozenset({opaque, opaque_effect})
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -47,19 +49,6 @@ def run_node(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] 
     return function(*args, **kwargs)
 
 
-def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The values of ``graph.outputs`` for the flat inputs, nodes in order; nothing is written back."""
-    values: list[Any] = []
-    for node in graph.nodes:
-        if node.op.leaf == "input":
-            values.append(inputs[node.attrs[0]])
-        elif node.op.leaf == "constant":
-            values.append(graph.constants[node.attrs[0]])
-        else:
-            values.append(run_node(node, [values[i] for i in node.inputs], graph.submodules))
-    return tuple(values[i] for i in graph.outputs)
-
-
 _FUNCTIONS: dict[Op, Callable[..., Any]] = {}
 
 
@@ -83,28 +72,22 @@ def _rename(run: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _defined(op: Op) -> Callable[..., Any]:
-    """The op's definition as a function of tensors and attributes."""
+    """The op's definition as a function of operands and attributes."""
     found = _FUNCTIONS.get(op)
     if found is None:
-        assert op.define is not None
-        term = op.define(*(Var(n) for n in op.inputs), *(AttrVar(n) for n, _ in op.attrs))
-        names = (*op.inputs, *(n for n, _ in op.attrs))
-        found = _rename(lambda *args: _evaluate(term, dict(zip(names, args, strict=True))), op.name)
-        _FUNCTIONS[op] = found
+        found = _FUNCTIONS[op] = _rename(lambda *args: _run_definition(op, args), op.name)
     return found
 
 
-def _evaluate(term: Any, env: Mapping[str, Any]) -> Any:
-    """A term's value; tensor and attribute variables are looked up in ``env``."""
-    if isinstance(term, Var | AttrVar):
-        return env[term.name]
-    if isinstance(term, Computed):
-        values = (env[n] for n in term.args)
-        return term.fn(*(type_of(v) if isinstance(v, torch.Tensor) else v for v in values))
-    if isinstance(term, App):
-        args = [_evaluate(a, env) for a in (*term.args, *term.attrs)]
-        run = _named(term.op) if term.op.torch is not None else _defined(term.op)
-        return run(*args)
-    if isinstance(term, tuple):
-        return tuple(_evaluate(t, env) for t in term)
-    return term
+def _run_definition(op: Op, args: tuple[Any, ...]) -> Any:
+    """One level of the definition for operands of these very types; what it uses runs the same way."""
+    count = len(args) - len(op.attrs)
+    level = Builder()
+    for value in args[:count]:
+        weak = not isinstance(value, torch.Tensor)
+        level.add(literal if weak else constant, (), (value if weak else "",), None if weak else type_of(value))
+    results = expand(level, op, range(count), args[count:])
+    values = list(args[:count])
+    for node in level.nodes[count:]:
+        values.append(run_node(node, [values[i] for i in node.inputs]))
+    return tuple(values[i] for i in results) if op.multi else values[results[0]]

@@ -25,7 +25,7 @@ from torch.fx import Node as FxNode
 from forge_eq.capture import targets
 from forge_eq.capture.import_aten import GraphImporter, type_of
 from forge_eq.errors import CaptureError, FileError
-from forge_eq.ir.graph import Builder, Graph, Origin, Signature, WriteBack
+from forge_eq.ir.graph import Builder, Graph, Signature, WriteBack
 from forge_eq.ir.types import Sym, TensorType
 from forge_eq.ops.aten import Ref, Unsupported
 from forge_eq.ops.leaves import input_
@@ -232,7 +232,7 @@ class _Import:
             else:
                 index = len(self.inputs)
                 self.inputs[node.name] = index
-                found = self.builder.add(input_, (), (index,), self._type(node.name, node.meta["val"]), Origin())
+                found = self.builder.add(input_, (), (index,), self._type(node.name, node.meta["val"]))
                 self.importer.values[node] = Ref(found)
         for node, spec in pairs:
             if spec.kind is not InputKind.USER_INPUT:

@@ -23,7 +23,7 @@ from torch.fx import Node as FxNode
 from forge_eq.capture import targets
 from forge_eq.capture.template import ModuleRef, encode
 from forge_eq.errors import CaptureError, ShapeError
-from forge_eq.ir.graph import Builder, Origin
+from forge_eq.ir.graph import NOWHERE, Builder, Origin
 from forge_eq.ir.types import DTYPES, NoneType, ScalarType, Sym, TensorType, TupleType, Type
 from forge_eq.ops import ATEN
 from forge_eq.ops.aten import Ref, Unsupported
@@ -82,7 +82,7 @@ class GraphImporter:
         self.settled: dict[str, int] = {}  # target of a settled assertion or a dissolved block -> how often
         self.out: Any = None
         self.token = 0
-        self._origin = Origin()
+        self._origin = NOWHERE
         self._origins: dict[tuple[str, str], Origin] = {}
 
     # ------------------------------------------------------------------------------ what adapters use

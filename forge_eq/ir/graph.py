@@ -174,6 +174,9 @@ class Builder:
     def finish(self, outputs: tuple[int, ...], **changes: Any) -> Graph:
         """The finished graph; ``changes`` replace fields inherited from the model graph."""
         names = {n.attrs[0] for n in self.nodes if n.op.leaf == "constant"}
+        # A buffer that the program only writes has no node, and its storage is still needed.
+        written = changes.get("signature", self.base.signature).write_backs
+        names |= {w.target.partition(":")[2] for w in written if w.target.startswith("constant:")}
         pool = changes.pop("constants", self.base.constants)
         kept = {k: v for k, v in pool.items() if k in names}
         return replace(self.base, nodes=tuple(self.nodes), outputs=tuple(outputs), constants=kept, **changes)

@@ -30,7 +30,7 @@ from forge_eq.ir.parse import parse
 from forge_eq.ir.types import WEAK, TensorType, Type
 from forge_eq.ops.leaves import literal
 
-__all__ = ["parse", "text"]
+__all__ = ["parse", "reparse", "text"]
 
 
 def text(graph: Graph) -> str:
@@ -104,6 +104,9 @@ def _tail(graph: Graph) -> list[str]:
             lines.append(f"  {name} {_spec(spec)}")
     lines += [f"  result {kind} {_result(value)}" for kind, value in sig.outputs]
     lines += [f"  write {w.output} -> {plain(w.target)}" for w in sig.write_backs]
+    lines += [f"  baked {position} {_result(value)}" for position, value in sig.baked]
+    lines += [f"  range {show(bounds)}" for bounds in sig.ranges]
+    lines += [f"  note {show(note)}" for note in graph.notes]
     return lines + [f"  submodule {plain(name)}" for name in sorted(graph.submodules)]
 
 
@@ -120,3 +123,8 @@ def _result(value: Any) -> str:
         return show(value)
     except ForgeError:
         return f"? {show(repr(value))}"
+
+
+def reparse(graph: Graph) -> Graph:
+    """What the graph's text reads as, with the data that text leaves out: equal to the graph."""
+    return parse(text(graph), graph.constants, graph.submodules, graph.signature)

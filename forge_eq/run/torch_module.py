@@ -16,10 +16,10 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from forge_eq.capture.execute import OPAQUE, call_of
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.ops.elementwise import cast
 from forge_eq.run.boundary import deliverer, input_checker
-from forge_eq.capture.execute import OPAQUE, call_of
 
 
 def to_module(graph: Graph) -> GraphModule:
