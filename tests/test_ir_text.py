@@ -20,7 +20,7 @@ from random_graphs import random_graph
 
 VALUES = [
     '[{"%":0}]',
-    "it's \"so\"",
+    'it\'s "so"',
     0,
     1,
     -7,
