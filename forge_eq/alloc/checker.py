@@ -99,7 +99,7 @@ class _Machine:
         device, start, end = place
         at = start
         for low, high, value in sorted(self.memory.get(device, [])):
-            if low <= at < high:
+            if low <= at < min(high, end):
                 if value != self.value[vreg]:
                     fail(who, f"v{vreg} was overwritten by v{value} at byte {at} of {device}")
                 at = high

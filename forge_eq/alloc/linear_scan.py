@@ -101,7 +101,8 @@ class _FreeList:
 
 def linear_scan(merged: Sequence[Group], alignment: int) -> Offsets:
     """Buffers in order of birth; those born together largest first."""
-    free, active, offsets = _FreeList(), [], Offsets()
+    free, offsets = _FreeList(), Offsets()
+    active: list[tuple[int, int, int, int]] = []  # (death, key, offset, size)
     for group in sorted(merged, key=lambda g: (g.birth, -g.nbytes, g.key)):
         while active and active[0][0] <= group.birth:
             _, _, offset, size = heappop(active)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from forge_eq.ir.types import TensorType, Type
+from forge_eq.ir.types import TensorType, TupleType, Type
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,9 @@ class Origin:
     rule: str = ""
 
 
+NOWHERE = Origin()
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One operation. ``inputs`` are ids of earlier nodes, ``attrs`` follow ``op.attrs``."""
@@ -43,7 +46,7 @@ class Node:
     inputs: tuple[int, ...]
     attrs: tuple[Attr, ...]
     type: Type
-    origin: Origin = Origin()
+    origin: Origin = NOWHERE
 
     def attr(self, name: str) -> Attr:
         """The attribute called ``name``; KeyError when the op has none."""
@@ -68,7 +71,9 @@ class Signature:
     ``inputs`` names the graph's inputs in order; ``in_spec``/``out_spec`` are torch pytree specs (None:
     flat tuple); ``outputs`` tells for each leaf of the result where it comes from: ``("value", k)`` is
     graph output k, ``("constant", v)`` a Python value that the program always returns, ``("input", i)``
-    argument i itself (identity is kept).
+    argument i itself (identity is kept). ``baked`` gives the leaves of the arguments that are no graph
+    inputs: (position among all leaves, the value that the capture saw, a later call must repeat it).
+    ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None).
     """
 
     inputs: tuple[str, ...] = ()
@@ -76,6 +81,8 @@ class Signature:
     out_spec: Any = None
     outputs: tuple[tuple[str, Any], ...] = ()
     write_backs: tuple[WriteBack, ...] = ()
+    baked: tuple[tuple[int, Any], ...] = ()
+    ranges: tuple[tuple[str, int, int | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,8 @@ class Graph:
     """A program. ``outputs`` are node ids (user results first, then write-backs).
 
     ``constants`` holds the data of ``constant`` nodes by name (torch storage, never copied);
-    ``submodules`` holds what higher-order opaque nodes call.
+    ``submodules`` holds what higher-order opaque nodes call. ``notes`` says what the capture left out and
+    why that is right: nothing is dropped without a word.
     """
 
     name: str
@@ -92,6 +100,7 @@ class Graph:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     signature: Signature = Signature()
     submodules: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def effects(self) -> tuple[int, ...]:
@@ -107,7 +116,11 @@ class Graph:
     @property
     def calls(self) -> int:
         """Number of nodes that compute something: everything except leaves and projections."""
-        return sum(not n.op.leaf and n.op.name != "project" for n in self.nodes)
+        return sum(not n.op.leaf and not self._projects(n) for n in self.nodes)
+
+    def _projects(self, node: Node) -> bool:
+        """Whether the node only picks a part of a multi-output op's result: nothing else reads a tuple."""
+        return any(isinstance(self.nodes[i].type, TupleType) for i in node.inputs)
 
     def users(self) -> list[list[int]]:
         """For each node, the ids of the nodes that read it (an id appears once per read)."""
@@ -145,8 +158,12 @@ class Builder:
         self.nodes: list[Node] = []
 
     def add(
-        self, op: Op, inputs: tuple[int, ...], attrs: tuple[Attr, ...] = (), type: Type | None = None,
-        origin: Origin = Origin(),
+        self,
+        op: Op,
+        inputs: tuple[int, ...],
+        attrs: tuple[Attr, ...] = (),
+        type: Type | None = None,
+        origin: Origin = NOWHERE,
     ) -> int:
         """Appends a node and gives its id; a missing ``type`` is inferred by the op's shape rule."""
         if type is None:
@@ -157,6 +174,9 @@ class Builder:
     def finish(self, outputs: tuple[int, ...], **changes: Any) -> Graph:
         """The finished graph; ``changes`` replace fields inherited from the model graph."""
         names = {n.attrs[0] for n in self.nodes if n.op.leaf == "constant"}
+        # A buffer that the program only writes has no node, and its storage is still needed.
+        written = changes.get("signature", self.base.signature).write_backs
+        names |= {w.target.partition(":")[2] for w in written if w.target.startswith("constant:")}
         pool = changes.pop("constants", self.base.constants)
         kept = {k: v for k, v in pool.items() if k in names}
         return replace(self.base, nodes=tuple(self.nodes), outputs=tuple(outputs), constants=kept, **changes)

@@ -15,7 +15,7 @@ from typing import Any
 
 from forge_eq.errors import LowerError
 from forge_eq.ir.graph import Builder, Graph, Node
-from forge_eq.ir.types import Sym, TensorType, TupleType, Type
+from forge_eq.ir.types import NoneType, Sym, TensorType, TupleType, Type
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
 from forge_eq.ops.spec import AttrVar, Computed, Op, Var, lit
 from forge_eq.targets import Target, load
@@ -97,7 +97,7 @@ class _Selector:
     def select(self, node: Node) -> tuple[Operand, ...]:
         srcs = tuple(self.parts[i][0] for i in node.inputs)
         types = [self.graph.nodes[i].type for i in node.inputs]
-        results = node.type.items if isinstance(node.type, TupleType) else (node.type,)
+        results = (node.type.items or (NoneType(),)) if isinstance(node.type, TupleType) else (node.type,)
         device, unit, _ = prefer(node.op, self.target, types, results)
         alias = srcs[0] if node.op.traits.view and isinstance(srcs[0], int) else None
         dsts = tuple(self.define(t, device, alias) for t in results)

@@ -15,6 +15,9 @@ from forge_eq.ir.types import FLOATS, INTEGERS, Sym, TensorType
 from forge_eq.ops.spec import REGISTRY, Op
 
 
+CASTABLE = frozenset({"f64", "f32", "i64", "i32", "bool"})  # dtypes that the op cast converts between
+
+
 class Unsupported(Exception):
     """The call stays opaque; the text says why."""
 
@@ -68,7 +71,11 @@ def operand(imp: Importer, value: Any, dtype: str) -> Ref:
     """A tensor operand cast to ``dtype``, or a number as a literal of the kind that ``dtype`` has."""
     if isinstance(value, Ref):
         t = tensor(imp, value)
-        return value if t.dtype == dtype else imp.emit(REGISTRY["cast"], [value], [dtype])
+        if t.dtype == dtype:
+            return value
+        # Beside f16 and bf16, torch computes with a 0-dim operand at a higher precision than a cast leaves.
+        need(t.dtype in CASTABLE and dtype in CASTABLE, f"{t.dtype} promoted to {dtype}")
+        return imp.emit(REGISTRY["cast"], [value], [dtype])
     need(isinstance(value, int | float | bool), "a symbolic or complex number")
     if dtype in FLOATS:
         need(dtype in ("f32", "f64"), f"a number beside {dtype} is used at a higher precision than it is stored")

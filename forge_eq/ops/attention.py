@@ -65,16 +65,19 @@ COST = Cost(flops=_flops, cost_class="attention")
 # ------------------------------------------------------------------------------------ definitions
 
 
-def _repeated(q: Any, k: Any) -> Any:
-    return repeat_heads(k, compute(_groups, q, k))
+def _repeated(q: Any, k: Any, x: Any) -> Any:
+    """x with a key head for every query head; nothing where the types say that it has one."""
+    if q.type is not None and k.type is not None and _groups(q.type, k.type) == 1:
+        return x
+    return repeat_heads(x, compute(_groups, q, k))
 
 
 def _scores(q: Any, k: Any, scale: Any) -> Any:
-    return mul(matmul_nt(q, _repeated(q, k)), scale)
+    return mul(matmul_nt(q, _repeated(q, k, k)), scale)
 
 
 def _weighted(q: Any, k: Any, scores: Any, v: Any) -> Any:
-    return matmul(softmax(scores, compute(lambda t: (t.rank - 1,), q)), repeat_heads(v, compute(_groups, q, k)))
+    return matmul(softmax(scores, compute(lambda t: (t.rank - 1,), q)), _repeated(q, k, v))
 
 
 # ------------------------------------------------------------------------------------ execution
@@ -94,18 +97,23 @@ def _torch_masked(q: Any, k: Any, v: Any, scores: Any, empty: str) -> Any:
 
 
 def _run_bias(q: Any, k: Any, v: Any, bias: Any, scale: float, empty: str) -> Any:
+    if empty == "zero" and bias.dim() >= 2:
+        return _fused(q, k, v, scale, False, bias)
     scores, v = _torch_scores(q, k, v, scale)
     return _torch_masked(q, k, v, scores + bias, empty)
 
 
 def _run_mask(q: Any, k: Any, v: Any, mask: Any, scale: float, empty: str) -> Any:
+    if empty == "zero" and mask.dim() >= 2:
+        return _fused(q, k, v, scale, False, mask)
     scores, v = _torch_scores(q, k, v, scale)
     return _torch_masked(q, k, v, torch.where(mask, scores, -math.inf), empty)
 
 
-def _fused(q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
+def _fused(q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any = None) -> Any:
+    """torch's own kernel: it gives zeros to a query that may look at nothing, and wants masks of two axes or more."""
     grouped = q.shape[-3] != k.shape[-3]
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
 def _import(

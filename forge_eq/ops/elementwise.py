@@ -10,7 +10,16 @@ import torch
 
 from forge_eq.ir.types import TensorType
 from forge_eq.ops import aten
-from forge_eq.ops.shapes import broadcast, broadcast_float, broadcast_shapes, common_dtype, comparison, floating, require, same_as
+from forge_eq.ops.shapes import (
+    broadcast,
+    broadcast_float,
+    broadcast_shapes,
+    common_dtype,
+    comparison,
+    floating,
+    require,
+    same_as,
+)
 from forge_eq.ops.spec import Cost, Kernel, Op, Traits, op
 
 T = torch.ops.aten
@@ -200,8 +209,7 @@ clamp = op(
 
 def _cast_dtype(imp: aten.Importer, op: Op, x: Any, *rest: Any, **kw: Any) -> aten.Ref:
     """``to``: the captured result dtype is the attribute; a move to another device stays opaque."""
-    dtypes = ("f64", "f32", "i64", "i32", "bool")
-    aten.need(aten.tensor(imp, x).dtype in dtypes and imp.out.dtype in dtypes, "a cast between these dtypes")
+    aten.need(aten.tensor(imp, x).dtype in aten.CASTABLE and imp.out.dtype in aten.CASTABLE, "a cast between these dtypes")
     return imp.emit(op, [x], [imp.out.dtype])
 
 

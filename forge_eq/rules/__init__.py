@@ -1,0 +1,21 @@
+"""Equations, nothing else. ``default`` is every rule that carries evidence; see README.md for how to write one."""
+
+from __future__ import annotations
+
+from forge_eq.rules import (  # noqa: F401  (importing a family enters its rules)
+    algebra,
+    attention,
+    composites,
+    constants,
+    device,
+    from_definitions,
+    from_traits,
+    fusion,
+    layout,
+    simplify,
+)
+from forge_eq.rules.dsl import REGISTRY, Attr, Guard, Rule, RuleSet, both, rule, to, together
+
+default = RuleSet(REGISTRY.values())
+
+__all__ = ["REGISTRY", "Attr", "Guard", "Rule", "RuleSet", "both", "default", "rule", "to", "together"]

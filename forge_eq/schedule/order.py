@@ -123,11 +123,14 @@ def _late(instrs: Sequence[Instr], before: Sequence[Sequence[int]], early: Seque
 
 
 def _least_transitions(instrs: Sequence[Instr], before: Sequence[Sequence[int]]) -> int:
-    """Device changes on the longest alternating chain, or the number of devices less one when that is more."""
+    """Fewest transitions of any order: exact for two devices, else the longest alternating chain."""
+    devices = list(dict.fromkeys(i.device for i in instrs))
+    if len(devices) == 2:  # the first device fixes the earliest phase of everything, and phases alternate
+        return min(max(_early(instrs, before, first)) for first in devices)
     change: list[int] = []
     for position, instr in enumerate(instrs):
         change.append(max([0, *(change[b] + (instrs[b].device != instr.device) for b in before[position])]))
-    return max([*change, len({i.device for i in instrs}) - 1, 0])
+    return max([*change, len(devices) - 1, 0])
 
 
 def _lean(program: Program, before: Sequence[Sequence[int]], phase: Sequence[int]) -> Order:
@@ -153,7 +156,7 @@ def _lean(program: Program, before: Sequence[Sequence[int]], phase: Sequence[int
     done: Order = []
     while ready:
         _, stale, p = heappop(ready)
-        if (now := growth(p)) > stale or (now < stale):
+        if (now := growth(p)) != stale:
             heappush(ready, (phase[p], now, p))
             continue
         done.append(p)

@@ -45,10 +45,10 @@ def schedule(program: Program, target: Target, slack: float = 1.1) -> Schedule:
         ScheduleError: a host number is read on an accelerator.
     """
     placements = place(program, target)
-    why = {d: p.reason for p, i in zip(placements, program.instrs, strict=True) for d in i.dsts}
+    why = {i.node: p.reason for p, i in zip(placements, program.instrs, strict=True)}
     placed = materialise(program, [p.device for p in placements], target.host)
     ordered, figures = order(placed, target, slack)
-    reasons = tuple("a transfer" if i.is_copy else why.get(i.dsts[0], "") for i in ordered.instrs)
+    reasons = tuple("a transfer" if i.is_copy else why[i.node] for i in ordered.instrs)
     return Schedule(ordered, reasons, figures, predict(ordered, target))
 
 

@@ -57,7 +57,7 @@ def parse(source: str) -> Schedule:
     if head is None:
         raise _error(1, lines[0] if lines else "")
     start = next((k for k, line in enumerate(lines) if line.startswith("npu @")), len(lines))
-    reasons = []
+    reasons: list[str] = []
     for number, line in enumerate(lines[1:start], 2):
         found = _LINE.fullmatch(line.strip())
         if found is None or int(found[1]) != len(reasons):

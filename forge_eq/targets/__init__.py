@@ -159,7 +159,7 @@ def parse(text: str, where: str = "<text>") -> Target:
     devices = tuple(_device(reader.sub(d, f"device {i}")) for i, d in enumerate(reader.list_of("device", dict)))
     made = Target(
         name=reader.text("name"), description=reader.text("description"), devices=devices, host=reader.text("host"),
-        alignment=int(reader.number("alignment", default=64)),
+        alignment=reader.power_of_two("alignment", 64),
         weights=reader.numbers("weights"), penalties=reader.numbers("penalties"),
         **{f: reader.number(f, positive=f != "launch_us" and f != "transfer_us") for f in _RATES},
     )
@@ -169,8 +169,6 @@ def parse(text: str, where: str = "<text>") -> Target:
         reader.fail("device", "two devices have one name")
     if made.host not in found:
         reader.fail("host", f"{made.host!r} is not one of the devices")
-    if made.alignment < 1 or made.alignment & (made.alignment - 1):
-        reader.fail("alignment", "is not a power of two")
     host = made.device(made.host)
     if host.kind != "torch" or set(host.dtypes) != set(DTYPES) or not set(UNITS) <= set(host.units):
         reader.fail("host", "must be of kind torch and run every unit and dtype, since it is the fallback")
@@ -232,6 +230,12 @@ class _Reader:
         if positive and value == 0:
             self.fail(key, "must be greater than 0")
         return float(value)
+
+    def power_of_two(self, key: str, default: int) -> int:
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value & (value - 1):
+            self.fail(key, f"{value!r} is not a power of two")
+        return int(value)
 
     def numbers(self, key: str) -> dict[str, float]:
         table = self.take(key, {})

@@ -1,0 +1,74 @@
+"""Attention: one equation for each kind of mask, on top of softmax; other spellings reach it by algebra.
+
+If a second pattern is needed that differs only in spelling, a missing algebra rule is the bug.
+"""
+
+from __future__ import annotations
+
+import math
+
+from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
+from forge_eq.ops.composite import repeat_heads, softmax
+from forge_eq.ops.elementwise import add, mul, where
+from forge_eq.ops.linalg import matmul, matmul_nt
+from forge_eq.ops.spec import Var, lit
+from forge_eq.rules.dsl import Attr, Equation, rule, to
+from forge_eq.rules.guards import is_last_axis
+
+DEFINITION = "definition of scaled dot product attention (Vaswani et al. 2017, eq. 1)"
+LAST = is_last_axis("a", "q")
+
+
+@rule("attention", exact="real", source=DEFINITION, when=[LAST])
+def scaled(q: Var, k: Var, v: Var, s: Attr, a: Attr) -> Equation:
+    """Attention without a mask."""
+    return to(matmul(softmax(mul(matmul_nt(q, k), lit(s)), a), v), attention(q, k, v, s))
+
+
+@rule("attention", exact="real", source=DEFINITION, when=[LAST])
+def unscaled(q: Var, k: Var, v: Var, a: Attr) -> Equation:
+    """A scale of one is not written out (T5 folds it into the weights)."""
+    return to(matmul(softmax(matmul_nt(q, k), a), v), attention(q, k, v, 1.0))
+
+
+@rule("attention", exact="real", source=DEFINITION, when=[LAST])
+def biased(q: Var, k: Var, v: Var, b: Var, s: Attr, a: Attr) -> Equation:
+    """An additive mask or bias. A row that may look at nothing stays NaN, as written."""
+    return to(
+        matmul(softmax(add(mul(matmul_nt(q, k), lit(s)), b), a), v), attention_bias(q, k, v, b, s, "nan")
+    )
+
+
+@rule("attention", exact="real", source=DEFINITION, when=[LAST])
+def masked(q: Var, k: Var, v: Var, m: Var, s: Attr, a: Attr) -> Equation:
+    """A mask of bools that sets scores to minus infinity."""
+    return to(
+        matmul(softmax(where(m, mul(matmul_nt(q, k), lit(s)), -math.inf), a), v), attention_mask(q, k, v, m, s, "nan")
+    )
+
+
+GROUPED = "each key head serves a run of query heads (Ainslie et al. 2023, grouped-query attention)"
+
+
+@rule("attention", exact="real", source=GROUPED)
+def grouped(q: Var, k: Var, v: Var, n: Attr, s: Attr) -> Equation:
+    """Repeating key heads is what the grouped kernel does without copies."""
+    return to(attention(q, repeat_heads(k, n), repeat_heads(v, n), s), attention(q, k, v, s))
+
+
+@rule("attention", exact="real", source=GROUPED)
+def grouped_causal(q: Var, k: Var, v: Var, n: Attr, s: Attr) -> Equation:
+    """The same under a causal mask."""
+    return to(attention_causal(q, repeat_heads(k, n), repeat_heads(v, n), s), attention_causal(q, k, v, s))
+
+
+@rule("attention", exact="real", source=GROUPED)
+def grouped_biased(q: Var, k: Var, v: Var, b: Var, n: Attr, s: Attr, e: Attr) -> Equation:
+    """The same under an additive mask."""
+    return to(attention_bias(q, repeat_heads(k, n), repeat_heads(v, n), b, s, e), attention_bias(q, k, v, b, s, e))
+
+
+@rule("attention", exact="real", source=GROUPED)
+def grouped_masked(q: Var, k: Var, v: Var, m: Var, n: Attr, s: Attr, e: Attr) -> Equation:
+    """The same under a mask of bools."""
+    return to(attention_mask(q, repeat_heads(k, n), repeat_heads(v, n), m, s, e), attention_mask(q, k, v, m, s, e))

@@ -1,0 +1,43 @@
+"""Composites whose definition depends on sizes: recognised under a named condition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge_eq.ops.composite import half, repeat_heads, rotate_half
+from forge_eq.ops.elementwise import neg
+from forge_eq.ops.movement import broadcast_to, concat, reshape, slice_
+from forge_eq.ops.spec import Var, compute
+from forge_eq.rules.dsl import Attr, Equation, rule, to
+from forge_eq.rules.guards import fact
+
+
+def _halves(t: Any, a: int, m: int, n: int) -> bool:
+    return bool((a, m, n) == half(t))
+
+
+@rule("composites", exact="bit", source="definition of rotate_half", when=[fact("are_halves", _halves, "x", "a", "m", "n")])
+def rotate_half_from_slices(x: Var, a: Attr, m: Attr, n: Attr) -> Equation:
+    """How transformers spells rotary embeddings."""
+    return to(concat(neg(slice_(x, a, m, n, 1)), slice_(x, a, 0, m, 1), a), rotate_half(x))
+
+
+def _is_repeat(t: Any, s: Any, w: Any, r: Any) -> bool:
+    """x [.., h, t, d] -> [.., h, 1, t, d] -> [.., h, n, t, d] -> [.., h n, t, d]."""
+    if t.rank < 3 or not t.static or len(w) != t.rank + 1:
+        return False
+    *lead, heads, rows, size = t.shape
+    return bool(
+        tuple(s) == (*lead, heads, 1, rows, size) and tuple(w) == (*lead, heads, w[-3], rows, size)
+        and tuple(r) == (*lead, heads * w[-3], rows, size)
+    )
+
+
+def _count(w: Any) -> int:
+    return int(w[-3])
+
+
+@rule("composites", exact="bit", source="definition of repeat_heads", when=[fact("repeats_heads", _is_repeat, "x", "s", "w", "r")])
+def repeat_heads_from_expand(x: Var, s: Attr, w: Attr, r: Attr) -> Equation:
+    """How transformers spells grouped-query attention."""
+    return to(reshape(broadcast_to(reshape(x, s), w), r), repeat_heads(x, compute(_count, w)))

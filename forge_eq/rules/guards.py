@@ -1,0 +1,89 @@
+"""Named facts that rules may ask for. Unknown is no: a symbolic size never satisfies a guard on sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from forge_eq.ir.types import FLOATS
+from forge_eq.rules.dsl import Guard
+
+
+def is_constant(name: str) -> Guard:
+    """The tensor depends on constants only."""
+    return Guard("is_constant", (name,), None)
+
+
+def weights(*names: str) -> Guard:
+    """The tensors are distinct weights, in the program's order: each set is met once, not once per ordering.
+
+    Holds of leaves only, and asks nothing of their values: without it the rule is as true, only costlier.
+    """
+    return Guard("weights", names, None, soundness=False)
+
+
+def fact(name: str, fn: Callable[..., bool], *args: str, soundness: bool = True) -> Guard:
+    """A guard from a function of types (tensor variables) and values (attribute variables)."""
+    return Guard(name, args, fn, soundness)
+
+
+def is_float(x: str) -> Guard:
+    return fact("is_float", lambda t: t.dtype in FLOATS, x)
+
+
+def has_dtype(x: str, dtype: str) -> Guard:
+    """The tensor already has the dtype that the attribute names."""
+    return fact("has_dtype", lambda t, d: t.dtype == d, x, dtype)
+
+
+def has_shape(x: str, shape: str) -> Guard:
+    """The tensor already has the shape that the attribute names."""
+    return fact("has_shape", lambda t, s: t.shape == tuple(s), x, shape)
+
+
+def is_identity(perm: str) -> Guard:
+    return fact("is_identity", lambda p: tuple(p) == tuple(range(len(p))), perm)
+
+
+def swaps_last_two(perm: str) -> Guard:
+    """The permutation exchanges the last two axes and keeps the others."""
+    return fact("swaps_last_two", lambda p: len(p) >= 2 and tuple(p) == (*range(len(p) - 2), len(p) - 1, len(p) - 2), perm)
+
+
+def keeps_order(x: str, perm: str) -> Guard:
+    """The permutation moves only axes of size 1, so the elements stay in their order."""
+
+    def fn(t: Any, p: Any) -> bool:
+        kept = [a for a in p if t.shape[a] != 1]
+        return t.static and kept == sorted(kept)
+
+    return fact("keeps_order", fn, x, perm)
+
+
+def is_last_axis(axes: str, x: str) -> Guard:
+    """The axes are just the last one of the tensor."""
+    return fact("is_last_axis", lambda a, t: tuple(a) == (t.rank - 1,), axes, x)
+
+
+def moderate(*names: str) -> Guard:
+    """The numbers, and their product, are ordinary: scaling by them cannot leave the range of float32."""
+
+    def fn(*values: Any) -> bool:
+        product = math.prod(values)
+        return all(isinstance(v, float) and math.isfinite(v) and 1e-6 <= abs(v) <= 1e6 for v in (*values, product))
+
+    return fact("moderate", fn, *names)
+
+
+def is_power_of_two(name: str) -> Guard:
+    """Multiplying by the number, or by its reciprocal, rounds nothing."""
+    return fact(
+        "is_power_of_two", lambda v: isinstance(v, float) and math.isfinite(v) and v != 0 and abs(math.frexp(v)[0]) == 0.5
+        and 2.0**-60 <= abs(v) <= 2.0**60, name,
+    )
+
+
+def equals(name: str, value: Any) -> Guard:
+    """The attribute is this very value (1, 1.0 and True are three values, as are 0.0 and -0.0)."""
+    return fact("equals", lambda v: type(v) is type(value) and repr(v) == repr(value), name)

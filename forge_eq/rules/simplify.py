@@ -1,0 +1,138 @@
+"""Simplify: noise that exports carry. Every rule here is exact to the bit and makes the program smaller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge_eq.ops.elementwise import cast, where
+from forge_eq.ops.movement import (
+    alias,
+    broadcast_to,
+    concat,
+    contiguous,
+    dropout_eval,
+    permute,
+    project,
+    reshape,
+    slice_,
+    split,
+    swap_last,
+)
+from forge_eq.ops.spec import Var, compute
+from forge_eq.rules.dsl import Attr, Equation, rule, to
+from forge_eq.rules.guards import fact, has_dtype, has_shape, is_identity, keeps_order, swaps_last_two
+
+AXIOM = "movement axiom: the same elements at the same places"
+
+
+@rule("simplify", exact="bit", source="aten.alias is a view of the whole")
+def alias_is_identity(x: Var) -> Equation:
+    """Export puts an alias where a module returns a value under a second name."""
+    return to(alias(x), x)
+
+
+@rule("simplify", exact="bit", source="storage order is no part of a value")
+def contiguous_is_identity(x: Var) -> Equation:
+    """Eager attention asks for dense storage, which allocation decides here."""
+    return to(contiguous(x), x)
+
+
+@rule("simplify", exact="bit", source="dropout in evaluation mode passes its input")
+def dropout_eval_is_identity(x: Var, p: Attr) -> Equation:
+    """Every transformer block carries several."""
+    return to(dropout_eval(x, p), x)
+
+
+@rule("simplify", exact="bit", source="a cast to the dtype at hand changes nothing", when=[has_dtype("x", "d")])
+def cast_same(x: Var, d: Attr) -> Equation:
+    """Norms upcast to float32 what is float32 already."""
+    return to(cast(x, d), x)
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[has_shape("x", "s")])
+def reshape_same(x: Var, s: Attr) -> Equation:
+    """Views to the shape at hand."""
+    return to(reshape(x, s), x)
+
+
+@rule("simplify", exact="bit", source=AXIOM)
+def reshape_reshape(x: Var, s: Attr, t: Attr) -> Equation:
+    """Only the last of two views counts."""
+    return to(reshape(reshape(x, s), t), reshape(x, t))
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[has_shape("x", "s")])
+def broadcast_same(x: Var, s: Attr) -> Equation:
+    """Expands to the shape at hand."""
+    return to(broadcast_to(x, s), x)
+
+
+@rule("simplify", exact="bit", source=AXIOM)
+def broadcast_broadcast(x: Var, s: Attr, t: Attr) -> Equation:
+    """Only the last of two expansions counts."""
+    return to(broadcast_to(broadcast_to(x, s), t), broadcast_to(x, t))
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[is_identity("p")])
+def permute_identity(x: Var, p: Attr) -> Equation:
+    """A permutation that moves nothing."""
+    return to(permute(x, p), x)
+
+
+def compose(p: Any, r: Any) -> tuple[int, ...]:
+    """First p, then r: axis i of the result is axis p[r[i]] of the operand."""
+    return tuple(p[i] for i in r)
+
+
+@rule("simplify", exact="bit", source="permutations compose")
+def permute_permute(x: Var, p: Attr, r: Attr) -> Equation:
+    """Two transposes are one."""
+    return to(permute(permute(x, p), r), permute(x, compute(compose, p, r)))
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[swaps_last_two("p")])
+def permute_is_swap_last(x: Var, p: Attr) -> Equation:
+    """Names the matrix transpose, so that product rules need no rank."""
+    return to(permute(x, p), swap_last(x))
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[keeps_order("x", "p")])
+def permute_is_reshape(x: Var, p: Attr) -> Equation:
+    """Moving an axis of size 1 moves no element: a view is free where a transpose is not."""
+    return to(permute(x, p), reshape(x, compute(lambda t, p: tuple(t.shape[i] for i in p), x, p)))
+
+
+def _whole(t: Any, axis: int, start: int, stop: int, step: int) -> bool:
+    return start == 0 and step == 1 and stop == t.shape[axis]
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[fact("is_whole", _whole, "x", "a", "b", "c", "d")])
+def slice_whole(x: Var, a: Attr, b: Attr, c: Attr, d: Attr) -> Equation:
+    """A slice that takes everything."""
+    return to(slice_(x, a, b, c, d), x)
+
+
+@rule("simplify", exact="bit", source=AXIOM)
+def concat_of_one(x: Var, a: Attr) -> Equation:
+    """Nothing is joined."""
+    return to(concat(x, a), x)
+
+
+def _start(sizes: Any, i: int) -> int:
+    return int(sum(sizes[:i]))
+
+
+def _stop(sizes: Any, i: int) -> int:
+    return int(sum(sizes[: i + 1]))
+
+
+@rule("simplify", exact="bit", source="a part of a split is a slice")
+def part_is_slice(x: Var, s: Attr, a: Attr, i: Attr) -> Equation:
+    """Lets a program that needs one part only avoid the split."""
+    return to(project(split(x, s, a), i), slice_(x, a, compute(_start, s, i), compute(_stop, s, i), 1))
+
+
+@rule("simplify", exact="bit", source="a choice between equals")
+def where_same(c: Var, x: Var) -> Equation:
+    """Both branches are one value; the guard is that the condition does not broadcast it (types agree)."""
+    return to(where(c, x, x), x)
