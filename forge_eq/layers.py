@@ -7,8 +7,8 @@ against this order and on a part that is missing here. The package's ``__init__`
 from __future__ import annotations
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "layers", "options", "remarks", "targets"),
-    ("ir", "ops"),
+    ("errors", "layers", "options", "remarks"),
+    ("ir", "ops", "targets"),
     ("capture",),
     ("rules", "egraph", "verify"),
     ("extract",),
