@@ -1,7 +1,7 @@
 """One instruction by torch, and a whole program without an arena.
 
 Takes a program and its flat inputs. Gives the value of every register. Promises: instructions in order, each computed
-by ``run.reference``'s node executor from fresh values; ``wide`` computes the same program in float64.
+by ``capture.execute``'s node executor from fresh values; ``wide`` computes the same program in float64.
 Not here: storage (``run.arena``), OpenVINO (``run.segments``).
 """
 
@@ -17,7 +17,7 @@ from forge_eq.ir.graph import Node
 from forge_eq.ir.types import DTYPES, FLOATS, TensorType
 from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.elementwise import cast
-from forge_eq.run.reference import run_node
+from forge_eq.capture.execute import run_node
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
