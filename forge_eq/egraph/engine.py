@@ -25,6 +25,7 @@ from forge_eq.egraph.compile_rules import CompiledRule, constructor
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.egraph.view import EClass, EGraphView, ENode, Saturation, number_classes
 from forge_eq.errors import CheckError, UnionError
+from forge_eq.ir.constness import constant_nodes
 from forge_eq.ir.graph import Graph
 from forge_eq.ir.types import TensorType, Type
 from forge_eq.ops.spec import Op
@@ -122,17 +123,16 @@ class Engine:
             return view
 
     def _load(self, graph: Graph) -> None:
-        mutated = {w.target for w in graph.signature.write_backs}
+        known = constant_nodes(graph)
         tables: dict[str, list[tuple[int, ...]]] = defaultdict(list)
         for node in graph.nodes:
             name = constructor(node.op, len(node.inputs))
             tables[f"l_{name}"].append((node.id, *node.inputs, *map(INTERNER.id, node.attrs)))
             tables["l_type"].append((node.id, INTERNER.id(node.type)))
-            if node.op.leaf == "literal":
+            if node.id in known:
                 tables["l_constant"].append((node.id,))
-            elif node.op.leaf == "constant" and f"constant:{node.attrs[0]}" not in mutated:
-                tables["l_constant"].append((node.id,))
-                tables["l_weight"].append((node.id, node.id))
+                if node.op.leaf == "constant":
+                    tables["l_weight"].append((node.id, node.id))
         for name, rows in tables.items():
             self._insert(name, rows)
         self._run("(run-schedule (saturate (run load)))")
@@ -149,7 +149,7 @@ class Engine:
         size = f":until (<= {limits.nodes} (get-size!))"
         while True:
             rounds += 1
-            step = f"(seq (saturate (run facts)) (run fire {size}) (run ask))"
+            step = f"(seq (run facts) (run fire {size}) (run ask))"
             report = self._run(f"(run-schedule (repeat {left} {step}))")[0].report
             for name, count in report.num_matches_per_rule.items():
                 matches[name] += count
