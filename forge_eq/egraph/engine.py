@@ -146,23 +146,24 @@ class Engine:
         matches: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"
-        size = f":until (<= {limits.nodes} (get-size!))"
+        step = f"(run-schedule (saturate (run facts)) (run fire :until (<= {limits.nodes} (get-size!))) (run ask))"
         while True:
             rounds += 1
-            step = f"(seq (saturate (run facts)) (run fire {size}) (run ask))"
-            report = self._run(f"(run-schedule (repeat {left} {step}))")[0].report
-            for name, count in report.num_matches_per_rule.items():
-                matches[name] += count
-            for name, spent in report.search_and_apply_time_per_rule.items():
-                seconds[name] += spent.total_seconds()
-            left -= max(1, len(report.iterations) // 3)
+            # One step at a time: egglog's ``repeat`` goes on after the last change, which would use up the limit.
+            while left > 0:
+                report = self._run(step)[0].report
+                for name, count in report.num_matches_per_rule.items():
+                    matches[name] += count
+                for name, spent in report.search_and_apply_time_per_rule.items():
+                    seconds[name] += spent.total_seconds()
+                if not report.updated:
+                    break
+                left -= 1
+            else:
+                stop = "iteration limit"
             if self._size() >= limits.nodes:
                 stop = "node limit"
-                break
-            if not self._answer():
-                break
-            if left <= 0:
-                stop = "iteration limit"
+            if stop != "saturated" or not self._answer():
                 break
         fired = {r.rule.id for r in self.rules}
         return Saturation(
