@@ -146,7 +146,10 @@ class Engine:
         matches: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"
-        step = f"(run-schedule (saturate (run facts)) (run fire :until (<= {limits.nodes} (get-size!))) (run ask))"
+        # Only ops count: answers are kept from program to program, and must not use up the next one's limit.
+        tables = " ".join(f'"{name}"' for name in self.declared if name.startswith("op_"))
+        until = f":until (<= {limits.nodes} (get-size! {tables}))"
+        step = f"(run-schedule (saturate (run facts)) (run fire {until}) (run ask))"
         while True:
             rounds += 1
             # One step at a time: egglog's ``repeat`` goes on after the last change, which would use up the limit.
@@ -172,7 +175,7 @@ class Engine:
         )
 
     def _size(self) -> int:
-        """Terms in the e-graph, as ``get-size!`` counts them is too coarse: this counts op rows only."""
+        """E-nodes, counted as the limit in ``_saturate`` counts them."""
         frozen = self.egraph.freeze().functions
         return sum(len(f.rows) for name, f in frozen.items() if name.startswith("op_"))
 
