@@ -17,7 +17,7 @@ from forge_eq.capture.template import decode
 from forge_eq.capture.values import type_of
 from forge_eq.errors import RunError
 from forge_eq.ir.expand import expand
-from forge_eq.ir.graph import Builder, Node
+from forge_eq.ir.graph import Builder, Graph, Node
 from forge_eq.ops.effects import opaque, opaque_effect
 from forge_eq.ops.leaves import constant, literal
 from forge_eq.ops.spec import Op
@@ -48,6 +48,29 @@ def run_node(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] 
     """The node's value, computed by torch from ``operands`` (literals are Python numbers)."""
     function, args, kwargs = call_of(node, operands, submodules)
     return function(*args, **kwargs)
+
+
+def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The values of ``graph.outputs`` for the flat inputs, nodes in order; nothing is written back.
+
+    A value is dropped after its last reader, so the peak is what is live, not what was ever made.
+    """
+    left = [len(users) for users in graph.users()]
+    for i in graph.outputs:
+        left[i] += 1
+    values: dict[int, Any] = {}
+    for node in graph.nodes:
+        if node.op.leaf == "input":
+            values[node.id] = inputs[node.attrs[0]]
+        elif node.op is constant:
+            values[node.id] = graph.constants[node.attrs[0]]
+        else:
+            values[node.id] = run_node(node, [values[i] for i in node.inputs], graph.submodules)
+        for i in node.inputs:
+            left[i] -= 1
+            if not left[i]:
+                values.pop(i, None)
+    return tuple(values[i] for i in graph.outputs)
 
 
 _FUNCTIONS: dict[Op, Callable[..., Any]] = {}

@@ -151,11 +151,12 @@ class _Reader:
         attrs = self.attributes(c, op)
         if not op.variadic and len(operands) != len(op.inputs):
             c.fail(f"{len(operands)} operands for {op.signature}", "follow the signature")
-        inputs = tuple(i if isinstance(i, int) else self.builder.add(literal, (), i) for i in operands)
         type = self.type(c, c.until(";")) if c.take(":") else None
+        origin = self.origin(c)
+        inputs = tuple(i if isinstance(i, int) else self.builder.add(literal, (), i, origin=origin) for i in operands)
         if type is None and (op.effectful or (op.leaf and op is not literal)):
             c.fail(f"the type of {name} cannot be inferred", "write it after a colon")
-        self.ids[ref] = self.builder.add(op, inputs, attrs, type, self.origin(c))
+        self.ids[ref] = self.builder.add(op, inputs, attrs, type, origin)
         if self.due.pop(ref, (None, type))[1] != type:
             c.fail(f"%{ref} has another type in the head", "let both say the same")
 
