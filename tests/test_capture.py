@@ -303,8 +303,10 @@ def test_conditions_on_sizes_are_recorded():
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("2*a + 1", 7), ("(a // 2) != b and not a == b", True), ("max(a, b) % 4", 1), ("-a < b <= 5", True), ("c + 1", None),
-     ("a // 0", None), ("__import__('os')", None), ("a.b", None), ("a +", None), ("FloorDiv(b, 2)", 2)],
+    [
+        ("2*a + 1", 7), ("(a // 2) != b and not a == b", True), ("max(a, b) % 4", 1), ("-a < b <= 5", True),
+        ("FloorDiv(b, 2)", 2), ("c + 1", None), ("a // 0", None), ("__import__('os')", None), ("a.b", None), ("a +", None),
+    ],
 )  # fmt: skip
 def test_size_expressions(expression, value):
     assert evaluate(expression, {"a": 3, "b": 5}) == value
@@ -540,7 +542,7 @@ def test_a_model_that_fails_is_refused_with_its_reason():
 
 def test_missing_arguments_and_foreign_objects_are_refused():
     assert "missing" in refusal(nn.Linear(3, 4)).reason
-    with pytest.raises(CaptureError, match="pass an nn.Module"):
+    with pytest.raises(CaptureError, match="pass an nn"):
         capture(lambda x: x, (torch.ones(2),))
 
 

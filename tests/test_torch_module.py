@@ -13,13 +13,12 @@ from torch import nn
 from torch.export import Dim
 
 from forge_eq.capture import capture
-from forge_eq.capture.execute import run_node
+from forge_eq.capture.execute import run_graph, run_node
 from forge_eq.errors import InputError, RunError
 from forge_eq.ir.graph import Builder, Graph, Node, Signature
 from forge_eq.ir.types import TensorType
 from forge_eq.ops import composite, elementwise, leaves, shapes
 from forge_eq.ops.spec import Op
-from forge_eq.run.reference import run_graph
 from forge_eq.run.torch_module import to_module
 from random_graphs import random_graph
 from torch_programs import Fn, seeded, values
