@@ -313,6 +313,14 @@ def test_size_expressions(expression, value):
     assert evaluate(expression, {"a": 3, "b": 5}) == value
 
 
+def test_numbers_among_the_arguments_may_be_dynamic():
+    g = graph_of(lambda self, x, n: x * n if n > 2 else x - n, torch.ones(3), 5, dynamic=(None, Dim.DYNAMIC))
+    assert g.inputs[1].type == ScalarType("int")
+    name = g.signature.inputs[1]
+    assert g.signature.guards == (f"{name} > 2",)
+    assert g.signature.ranges == ((name, 3, None),)
+
+
 def test_origins_name_line_and_module():
     class Inner(nn.Module):
         def forward(self, x):
@@ -414,6 +422,26 @@ def test_grad_mode_blocks_are_dissolved():
     assert ops(g) == ["exp", "mul", "add"]
     assert not g.submodules
     assert any("set_grad_enabled" in note for note in g.notes)
+
+
+def test_autocast_blocks_stay_whole_unless_they_switch_it_off():
+    def f(self, x, enabled):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            return x @ x + 1
+
+    on, off = graph_of(f, torch.ones(2, 2), True), graph_of(f, torch.ones(2, 2), False)
+    assert targets(on) == ["higher_order.wrap_with_autocast"]
+    assert on.nodes[on.outputs[0]].type.dtype == "bf16"
+    assert ops(off) == ["matmul", "add"]
+    assert any("autocast" in note for note in off.notes)
+
+
+def test_operators_of_unknown_libraries_count_as_effects():
+    with torch.library._scoped_library("forge_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        g = graph_of(lambda self, x: (torch.ops.forge_test.twice(x), torch.ops.forge_test.twice(x)), torch.ones(2))
+    assert [n.attrs[0] for n in g.nodes if n.op is effects.opaque_effect] == ["forge_test.twice.default"] * 2
 
 
 def test_branches_stay_whole_with_their_submodules():

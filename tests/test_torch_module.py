@@ -100,6 +100,52 @@ def test_same_bits_as_eager(function):
             assert torch.equal(a.signbit() | a.isnan(), b.signbit() | b.isnan())
 
 
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+NUMBERS = [2, True, 0.1, -0.0, 3e38, 16777217, -1]
+BINARY = {
+    "add": torch.add, "sub": torch.sub, "rsub": lambda a, b: b - a, "mul": torch.mul, "div": torch.div, "gt": torch.gt,
+    "le": torch.le, "eq": torch.eq, "maximum": torch.maximum, "where": lambda a, b: torch.where(a > 0, a, b),
+    "fill": lambda a, b: a.masked_fill(a > 1, b), "pow": torch.pow, "and": torch.bitwise_and,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_promotion_is_torch_s(name):
+    """Every pair of dtypes, with a tensor, a 0-dim tensor and a number as the second operand: bit for bit."""
+    raw = values(1, 4) * 3
+    tensors = [raw.abs().to(d) if d is torch.uint8 else raw.to(d) for d in DTYPES]
+    given = (*tensors, *(t[1] for t in tensors))
+    pairs = []
+    for first in range(len(tensors)):
+        for second in (*range(len(given)), *(-1 - k for k in range(len(NUMBERS)))):
+            try:
+                BINARY[name](given[first], given[second] if second >= 0 else NUMBERS[-1 - second])
+            except (RuntimeError, TypeError):
+                continue
+            pairs.append((first, second))
+    assert len(pairs) > 20
+
+    def f(self, *args):
+        return [BINARY[name](args[a], args[b] if b >= 0 else NUMBERS[-1 - b]) for a, b in pairs]
+
+    module, eager = compiled(f, *given)
+    for (a, b), due, got in zip(pairs, eager(*given), module(*given), strict=True):
+        assert due.dtype == got.dtype
+        same = (due == got) | (due.isnan() & got.isnan())
+        assert same.all(), (given[a].dtype, b)
+        if due.is_floating_point():
+            assert torch.equal(due.signbit() | due.isnan(), got.signbit() | got.isnan()), (given[a].dtype, b)
+
+
 @pytest.mark.parametrize("mask", ["none", "causal", "bool", "float", "empty row"])
 @pytest.mark.parametrize("heads", [4, 2, 1])
 def test_attention_is_torch_s_own(mask, heads):
@@ -175,6 +221,13 @@ def test_a_deep_copy_has_its_own_state():
     assert module(torch.zeros(1)).item() == 1
     assert module(torch.zeros(1)).item() == 2
     assert other(torch.zeros(1)).item() == 1
+
+
+def test_the_module_can_be_exported_again():
+    module, eager = compiled(lambda self, x: (x.exp() @ self.w, x.view(-1)), values(1, 2, 3), w=values(2, 3, 4))
+    again = to_module(capture(module, (values(1, 2, 3),)))
+    for x in (values(3, 2, 3), values(4, 2, 3)):
+        assert all(torch.equal(a, b) for a, b in zip(again(x), eager(x), strict=True))
 
 
 # ------------------------------------------------------------------------------ memory
@@ -395,6 +448,14 @@ def test_arguments_that_do_not_fit_are_refused():
     assert "f32[3], where f32[2,3]" in refused(module, x, pair, True, mask=x[0])
     assert "where a tensor f32[2,3] is due" in refused(module, x.tolist(), pair, True, mask=x)
     assert "where a tensor f32[2,3] is due" in refused(module, None, pair, True, mask=x)
+
+
+def test_numbers_that_do_not_fit_are_refused():
+    module, _ = compiled(lambda self, x, n: x * n if n > 2 else x - n, values(1, 3), 5, dynamic=(None, Dim.DYNAMIC))
+    assert torch.equal(module(values(1, 3), 7), values(1, 3) * 7)
+    assert "outside 3" in refused(module, values(1, 3), 1)
+    assert "Python int is due" in refused(module, values(1, 3), 3.0)
+    assert "Python int is due" in refused(module, values(1, 3), True)
 
 
 def test_sizes_that_do_not_fit_are_refused():
