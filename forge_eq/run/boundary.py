@@ -125,9 +125,9 @@ def _check_derived(name: str, expected: Any, value: Any, sizes: dict[str, int]) 
         return
     for size, due in zip(value.shape, expected.shape, strict=True):
         if isinstance(due, Sym) and not due.name.isidentifier():
-            expected = evaluate(due.name, sizes)
-            if expected is not None and expected != size:
-                raise _refusal(name, f"is {_shown(value)}, where {expected} with {due} = {expected} is due")
+            needed = evaluate(due.name, sizes)
+            if needed is not None and needed != size:
+                raise _refusal(name, f"is {_shown(value)}, where {expected} with {due} = {needed} is due")
 
 
 def _shown(value: Any) -> str:
