@@ -7,7 +7,8 @@ from forge_eq.rules.dsl import Equation, build, register, to
 
 
 def _add(op: Op, suffix: str, doc: str, source: str, equation: Equation) -> None:
-    register(build("traits", f"{op.name}_{suffix}", equation, doc=doc, source=source, exact="bit", where=__file__))
+    exact = "bit" if op.traits.exact else "real"
+    register(build("traits", f"{op.name}_{suffix}", equation, doc=doc, source=source, exact=exact, where=__file__))
 
 
 def generate() -> None:

@@ -156,7 +156,7 @@ class Walk:
     def _value(self, op: Op, types: list[Type], args: list[Any], attrs: tuple[Any, ...], shown: tuple[Any, ...]) -> Any:
         try:
             found = self.backend.call(op, args, shown)
-        except (TypeError, RuntimeError, NotImplementedError, ValueError, ZeroDivisionError) as e:
+        except (TypeError, RuntimeError, NotImplementedError, ValueError, IndexError, ZeroDivisionError) as e:
             raise Undefined(f"{op.name}: {e}") from e
         if found is not None:
             return found

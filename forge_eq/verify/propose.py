@@ -13,7 +13,6 @@ from typing import Any
 
 from forge_eq.ir.types import FLOATS, WEAK, Sym, TensorType, Type
 from forge_eq.ops.composite import ACTIVATIONS
-from forge_eq.ops.spec import Op
 
 Shape = tuple[Any, ...]
 
@@ -152,8 +151,3 @@ class Proposer:
             out.append(self.rng.choice([d for d in range(2, total + 1) if total % d == 0]))
             total //= out[-1]
         return (*out, 0) if total == 0 else tuple(out)
-
-
-def names_of(op: Op) -> tuple[tuple[str, str], ...]:
-    """(name, kind) of an op's attributes; a literal's value is a number."""
-    return op.attrs
