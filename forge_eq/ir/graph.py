@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from forge_eq.ir.types import TensorType, Type
+from forge_eq.ir.types import TensorType, TupleType, Type
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,9 @@ class Origin:
     rule: str = ""
 
 
+NOWHERE = Origin()
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One operation. ``inputs`` are ids of earlier nodes, ``attrs`` follow ``op.attrs``."""
@@ -43,7 +46,7 @@ class Node:
     inputs: tuple[int, ...]
     attrs: tuple[Attr, ...]
     type: Type
-    origin: Origin = Origin()
+    origin: Origin = NOWHERE
 
     def attr(self, name: str) -> Attr:
         """The attribute called ``name``; KeyError when the op has none."""
@@ -107,7 +110,11 @@ class Graph:
     @property
     def calls(self) -> int:
         """Number of nodes that compute something: everything except leaves and projections."""
-        return sum(not n.op.leaf and n.op.name != "project" for n in self.nodes)
+        return sum(not n.op.leaf and not self._projects(n) for n in self.nodes)
+
+    def _projects(self, node: Node) -> bool:
+        """Whether the node only picks a part of a multi-output op's result: nothing else reads a tuple."""
+        return any(isinstance(self.nodes[i].type, TupleType) for i in node.inputs)
 
     def users(self) -> list[list[int]]:
         """For each node, the ids of the nodes that read it (an id appears once per read)."""
@@ -145,8 +152,12 @@ class Builder:
         self.nodes: list[Node] = []
 
     def add(
-        self, op: Op, inputs: tuple[int, ...], attrs: tuple[Attr, ...] = (), type: Type | None = None,
-        origin: Origin = Origin(),
+        self,
+        op: Op,
+        inputs: tuple[int, ...],
+        attrs: tuple[Attr, ...] = (),
+        type: Type | None = None,
+        origin: Origin = NOWHERE,
     ) -> int:
         """Appends a node and gives its id; a missing ``type`` is inferred by the op's shape rule."""
         if type is None:

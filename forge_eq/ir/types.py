@@ -10,8 +10,18 @@ import re
 from dataclasses import dataclass
 
 DTYPES = {
-    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1,
-    "c64": 8, "c128": 16,
+    "f64": 8,
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+    "c64": 8,
+    "c128": 16,
 }  # name -> bytes per element
 FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
 INTEGERS = frozenset({"i64", "i32", "i16", "i8", "u8"})
@@ -111,7 +121,7 @@ def parse_type(text: str) -> Type:
     found = _TENSOR.fullmatch(text)
     if not found or (found[1] not in DTYPES and found[1] != WEAK):
         raise ValueError(f"not a type: {text!r}")
-    dims = [d.strip() for d in found[2].split(",")] if found[2] else []
+    dims = [d.strip() for d in _split_top(found[2])]
     return TensorType(found[1], tuple(int(d) if d.isdigit() else Sym(d) for d in dims))
 
 

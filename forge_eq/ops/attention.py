@@ -65,16 +65,19 @@ COST = Cost(flops=_flops, cost_class="attention")
 # ------------------------------------------------------------------------------------ definitions
 
 
-def _repeated(q: Any, k: Any) -> Any:
-    return repeat_heads(k, compute(_groups, q, k))
+def _repeated(q: Any, k: Any, x: Any) -> Any:
+    """x with a key head for every query head; nothing where the types say that it has one."""
+    if q.type is not None and k.type is not None and _groups(q.type, k.type) == 1:
+        return x
+    return repeat_heads(x, compute(_groups, q, k))
 
 
 def _scores(q: Any, k: Any, scale: Any) -> Any:
-    return mul(matmul_nt(q, _repeated(q, k)), scale)
+    return mul(matmul_nt(q, _repeated(q, k, k)), scale)
 
 
 def _weighted(q: Any, k: Any, scores: Any, v: Any) -> Any:
-    return matmul(softmax(scores, compute(lambda t: (t.rank - 1,), q)), repeat_heads(v, compute(_groups, q, k)))
+    return matmul(softmax(scores, compute(lambda t: (t.rank - 1,), q)), _repeated(q, k, v))
 
 
 # ------------------------------------------------------------------------------------ execution

@@ -10,7 +10,16 @@ import torch
 
 from forge_eq.ir.types import TensorType
 from forge_eq.ops import aten
-from forge_eq.ops.shapes import broadcast, broadcast_float, broadcast_shapes, common_dtype, comparison, floating, require, same_as
+from forge_eq.ops.shapes import (
+    broadcast,
+    broadcast_float,
+    broadcast_shapes,
+    common_dtype,
+    comparison,
+    floating,
+    require,
+    same_as,
+)
 from forge_eq.ops.spec import Cost, Kernel, Op, Traits, op
 
 T = torch.ops.aten

@@ -9,7 +9,17 @@ import torch
 
 from forge_eq.ir.types import TupleType
 from forge_eq.ops import aten
-from forge_eq.ops.shapes import concatenated, expanded, permuted, projected, reshaped, same_as, sliced, splitted, swapped
+from forge_eq.ops.shapes import (
+    concatenated,
+    expanded,
+    permuted,
+    projected,
+    reshaped,
+    same_as,
+    sliced,
+    splitted,
+    swapped,
+)
 from forge_eq.ops.spec import Cost, Kernel, Op, Traits, op
 
 MOVE = Cost(flops=lambda i, a, o: 0.0, cost_class="movement")

@@ -210,8 +210,15 @@ def op(head: str, doc: str, *, shape: ShapeRule, aten: str | Sequence[str] | Map
     pairs = [tuple(s.strip() for s in p.split(":")) for p in attrs.split(",") if p.strip()]
     table = {aten: None} if isinstance(aten, str) else dict(aten) if isinstance(aten, Mapping) else dict.fromkeys(aten)
     made = Op(
-        name=name, inputs=tuple(n.lstrip("*") for n in names), variadic=any(n[0] == "*" for n in names),
-        attrs=tuple((p[0], p[1]) for p in pairs), multi=multi, doc=doc, shape=shape, aten=table, **rest,
+        name=name,
+        inputs=tuple(n.lstrip("*") for n in names),
+        variadic=any(n[0] == "*" for n in names),
+        attrs=tuple((p[0], p[1]) for p in pairs),
+        multi=multi,
+        doc=doc,
+        shape=shape,
+        aten=table,
+        **rest,
     )
     if name in REGISTRY:
         raise RuleError("ops", name, "is declared twice", "rename one of them")

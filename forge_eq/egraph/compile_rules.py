@@ -1,0 +1,188 @@
+"""Rules as egglog text. One directed rule becomes two egglog rules around a question to Python.
+
+``ask``   where the left side matches, write down which types and attributes it matched with;
+``fire``  where it matches and the question has an answer, build the right side and union the roots.
+
+The answer holds the computed attributes and the type of every node that the right side creates. There is
+none when a guard says no, when a type cannot be inferred, or when the two sides differ in type: so a rule
+can never fire outside its shape obligation. Questions are asked once per distinct key, and repeated
+layers share keys, so their number does not grow with depth (docs/decisions/0003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_eq.egraph.intern import INTERNER
+from forge_eq.errors import ShapeError
+from forge_eq.ir.types import Type
+from forge_eq.ops.spec import App, AttrVar, Computed, Op, Var
+from forge_eq.rules.dsl import Rule
+
+
+def constructor(op: Op, arity: int) -> str:
+    """The egglog constructor of an op at one number of operands."""
+    return f"op_{op.name}_{arity}"
+
+
+@dataclass
+class _Body:
+    """Flattens left trees into egglog facts."""
+
+    facts: list[str] = field(default_factory=list)
+    seen: dict[Any, str] = field(default_factory=dict)
+
+    def term(self, term: Any) -> str:
+        if isinstance(term, Var):
+            return f"t_{term.name}"
+        if term not in self.seen:
+            self.seen[term] = name = f"n{len(self.seen)}"
+            args = [self.term(a) for a in term.args] + [_attr_pattern(a) for a in term.attrs]
+            self.facts.append(f"(= {name} ({constructor(term.op, len(term.args))} {' '.join(args)}))")
+        return self.seen[term]
+
+
+def _attr_pattern(attr: Any) -> str:
+    if isinstance(attr, AttrVar):
+        return f"a_{attr.name}"
+    if isinstance(attr, Computed):
+        raise ShapeError("rules", "-", "a computed attribute on the left side", "bind it and use a guard")
+    return str(INTERNER.id(attr))
+
+
+@dataclass(frozen=True)
+class Created:
+    """One node that a right side creates: its term and the terms' values in evaluation order."""
+
+    term: App
+
+
+class CompiledRule:
+    """A rule with its egglog text and its answer to questions."""
+
+    def __init__(self, rule: Rule, index: int) -> None:
+        self.rule, self.index = rule, index
+        self.tensors, self.attrs = rule.tensors, rule.attrs
+        self.created: list[App] = []
+        self.computed: list[Computed] = []
+        for _, right in rule.pairs:
+            self._collect(right)
+        self.key_size = len(self.tensors) + len(self.attrs)
+        self.answer_size = len(self.computed) + len(self.created)
+
+    def _collect(self, term: Any) -> None:
+        """Post-order list of the nodes and computed attributes of a right side."""
+        if isinstance(term, App) and term not in self.created:
+            for part in (*term.args, *term.attrs):
+                self._collect(part)
+            self.created.append(term)
+        elif isinstance(term, Computed) and term not in self.computed:
+            self.computed.append(term)
+
+    # ------------------------------------------------------------------------------------------ text
+
+    @property
+    def tables(self) -> tuple[str, str]:
+        """Names of the question and answer relations, shared by rules of the same sizes."""
+        return f"want_{self.key_size}", f"answer_{self.key_size}_{self.answer_size}"
+
+    def constructors(self) -> set[tuple[Op, int]]:
+        """Every (op, arity) that the rule mentions."""
+        found: set[tuple[Op, int]] = set()
+
+        def walk(term: Any) -> None:
+            if isinstance(term, App):
+                found.add((term.op, len(term.args)))
+                for a in term.args:
+                    walk(a)
+
+        for left, right in self.rule.pairs:
+            walk(left)
+            walk(right)
+        return found
+
+    def text(self) -> str:
+        """The ask and fire rules."""
+        body = _Body()
+        roots = [body.term(left) for left, _ in self.rule.pairs]
+        facts = [*body.facts, *(f"(= y_{n} (ty t_{n}))" for n in self.tensors), *self._graph_guards()]
+        key = " ".join([str(self.index), *(f"y_{n}" for n in self.tensors), *(f"a_{n}" for n in self.attrs)])
+        outs = " ".join(f"r{i}" for i in range(self.answer_size))
+        want, answer = self.tables
+        ask = f'(rule ({" ".join(facts)}) (({want} {key})) :ruleset ask :name "ask {self.rule.id}")'
+        fire = (
+            f'(rule ({" ".join(facts)} ({answer} {key} {outs})) ({self._actions(roots)})'
+            f' :ruleset fire :name "{self.rule.id}")'
+        )
+        return f"{ask}\n{fire}"
+
+    def _graph_guards(self) -> list[str]:
+        """Guards that are facts of classes: constness, and the order of distinct weights."""
+        facts = []
+        for guard in self.rule.guards:
+            if guard.fn is not None:
+                continue
+            if guard.name == "is_constant":
+                facts.append(f"(is_constant t_{guard.args[0]})")
+            else:
+                facts += [f"(weight t_{n} w_{n})" for n in guard.args]
+                facts += [f"(< w_{a} w_{b})" for a, b in zip(guard.args, guard.args[1:], strict=False)]
+        return facts
+
+    def _actions(self, roots: list[str]) -> str:
+        names: dict[Any, str] = {}
+        lines = []
+        for i, computed in enumerate(self.computed):
+            names[computed] = f"r{i}"
+        for i, term in enumerate(self.created):
+            call = " ".join([*(self._value(a, names) for a in term.args), *(self._value(a, names) for a in term.attrs)])
+            head, new, kind = constructor(term.op, len(term.args)), f"m{i}", f"r{len(self.computed) + i}"
+            names[term] = new
+            lines.append(f"(let {new} ({head} {call})) (set (ty {new}) {kind}) (typed {new} {kind})")
+            lines.append(f"(set (by_{head} {call}) {self.index})")
+        for root, (_, right) in zip(roots, self.rule.pairs, strict=True):
+            lines.append(f"(union {root} {self._value(right, names)})")
+        return " ".join(lines)
+
+    def _value(self, part: Any, names: Mapping[Any, str]) -> str:
+        if isinstance(part, Var):
+            return f"t_{part.name}"
+        if isinstance(part, AttrVar):
+            return f"a_{part.name}"
+        if isinstance(part, App | Computed):
+            return names[part]
+        return str(INTERNER.id(part))
+
+    # ---------------------------------------------------------------------------------------- answers
+
+    def answer(self, key: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The answer to one question, or None: the rule does not hold, or nobody knows, for these types."""
+        env: dict[str, Any] = {n: INTERNER.value(i) for n, i in zip((*self.tensors, *self.attrs), key, strict=True)}
+        try:
+            for guard in self.rule.guards:
+                if guard.fn is not None and guard.fn(*(env[a] for a in guard.args)) is not True:
+                    return None
+            values: dict[Any, Any] = {c: c.fn(*(env[a] for a in c.args)) for c in self.computed}
+            if any(v is None for v in values.values()):
+                return None
+            types: dict[Any, Type] = {}
+            for left, right in self.rule.pairs:
+                if self._infer(left, env, values, types) != self._infer(right, env, values, types):
+                    return None
+            made = [INTERNER.id(values[c]) for c in self.computed]
+            return (*made, *(INTERNER.id(types[t]) for t in self.created))
+        except (ShapeError, ArithmeticError, TypeError, ValueError, IndexError, AttributeError):
+            return None  # unknown means no
+
+    def _infer(self, term: Any, env: Mapping[str, Any], values: Mapping[Any, Any], types: dict[Any, Type]) -> Type:
+        if isinstance(term, Var):
+            found: Type = env[term.name]
+            return found
+        if term not in types:
+            attrs = tuple(
+                env[a.name] if isinstance(a, AttrVar) else values[a] if isinstance(a, Computed) else a for a in term.attrs
+            )
+            types[term] = term.op.infer([self._infer(a, env, values, types) for a in term.args], attrs)
+        return types[term]

@@ -1,0 +1,35 @@
+"""Attributes and types as small integers, the only thing that the e-graph stores beside terms.
+
+Ids are given in the order of first use, so they differ between processes; nothing may depend on them.
+Equal-looking values are kept apart (1, 1.0 and True; 0.0 and -0.0), since Python's equality is not enough.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge_eq.ir.types import NoneType, ScalarType, TensorType, TupleType
+
+
+class Interner:
+    """A two-way table between values and integers."""
+
+    def __init__(self) -> None:
+        self._ids: dict[Any, int] = {}
+        self._values: list[Any] = []
+
+    def id(self, value: Any) -> int:
+        """The integer of a value; the same value always gives the same one."""
+        key = value if isinstance(value, str | TensorType | TupleType | ScalarType | NoneType) else repr(value)
+        key = (type(value), key)
+        found = self._ids.get(key)
+        if found is None:
+            found = self._ids[key] = len(self._values)
+            self._values.append(value)
+        return found
+
+    def value(self, id: int) -> Any:
+        return self._values[id]
+
+
+INTERNER = Interner()

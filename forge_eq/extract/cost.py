@@ -1,0 +1,128 @@
+"""The Fusion-Gain cost: what an e-node costs on a target, in predicted microseconds.
+
+An unfused node costs a roofline time, ``launch + max(flops / peak, bytes / bandwidth)``, times the weight
+of its cost class. A node that a rule fused, with definition parts P, costs
+
+    sum(time(p) for p in P) - alpha * gain + penalty,    gain = sum(time(p) for p in P) - time(fused)
+
+so alpha = 0 gives the granularity that was captured, alpha = 1 the full gain of fusing, and the penalty
+(a share of the parts' time, from the target file) is what a fused kernel loses in efficiency. Definition:
+Forge-UGC, Fusion-Gain. Every cost is strictly positive, so no cheapest program profits from a cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forge_eq.egraph.view import EClass, ENode
+from forge_eq.ir.expand import expand
+from forge_eq.ir.graph import Builder, Graph, Node
+from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
+from forge_eq.ops.spec import Op
+from forge_eq.targets import Target
+
+LEAF = 1e-3  # microseconds: positive, and never what a choice turns on
+VIEW = 5e-2  # a view moves nothing, yet fewer views are better
+FOLD_PER_BYTE = 1e-7  # microseconds per byte that a folded constant adds to the program
+SYMBOLIC = 128  # the size that a symbolic dimension is priced at
+
+
+def sized(type: Type) -> Type:
+    """The type with a number for every symbol."""
+    if isinstance(type, TupleType):
+        return TupleType(tuple(sized(t) for t in type.items))
+    if isinstance(type, TensorType) and not type.static:
+        return TensorType(type.dtype, tuple(d if isinstance(d, int) else SYMBOLIC for d in type.shape))
+    return type
+
+
+def nbytes(type: Type) -> float:
+    """Bytes of a value; literals and host numbers have none."""
+    if isinstance(type, TupleType):
+        return sum(nbytes(t) for t in type.items)
+    return float(type.nbytes or 0) if isinstance(type, TensorType) and type.dtype != WEAK else 0.0
+
+
+class FusionGain:
+    """Costs of e-nodes under one target and one alpha. Equal (op, attributes, types) are priced once.
+
+    ``captured`` are the ops that the program was captured with: they are whole, not fusions.
+    """
+
+    def __init__(self, target: Target, alpha: float = 1.0, captured: frozenset[Op] = frozenset()) -> None:
+        self.target, self.alpha, self.captured = target, alpha, captured
+        self._times: dict[Any, float] = {}
+        self._parts: dict[Any, float | None] = {}
+
+    @classmethod
+    def of(cls, graph: Graph, target: Target, alpha: float = 1.0) -> FusionGain:
+        """The cost for programs equal to ``graph``."""
+        return cls(target, alpha, frozenset(n.op for n in graph.nodes))
+
+    def time(self, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float:
+        """Predicted microseconds of one op run as one kernel."""
+        if op.leaf or (types and isinstance(types[0], TupleType)):  # a part of a multi-output value
+            return LEAF
+        if op.cost.cost_class == "view":
+            return VIEW
+        key = (op, tuple(types), repr(attrs), out)
+        if key not in self._times:
+            known, result = [sized(t) for t in types], sized(out)
+            flops = op.cost.flops(known, attrs, result) if op.cost.flops else _elements(result)
+            moved = op.cost.bytes(known, attrs, result) if op.cost.bytes else nbytes(result) + sum(map(nbytes, known))
+            self._times[key] = self.target.weight(op.cost.cost_class) * self.target.kernel_time(flops, moved)
+        return self._times[key]
+
+    def parts(self, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float | None:
+        """Predicted microseconds of the parts that a fused op is defined as, or None when it has no parts."""
+        if not op.fused:
+            return None
+        key = (op, tuple(types), repr(attrs), out)
+        if key not in self._parts:
+            builder = Builder()
+            leaf = _placeholder()
+            ids = [builder.add(leaf, (), (i,), t) for i, t in enumerate(types)]
+            expand(builder, op, ids, attrs)
+            self._parts[key] = sum(self._part(builder, node) for node in builder.nodes[len(ids) :])
+        return self._parts[key]
+
+    def _part(self, builder: Builder, node: Node) -> float:
+        """One part: an op that the program was captured with is whole, another composite is its own parts."""
+        types = [builder.nodes[i].type for i in node.inputs]
+        parts = None if node.op in self.captured else self.parts(node.op, types, node.attrs, node.type)
+        return self.time(node.op, types, node.attrs, node.type) if parts is None else parts
+
+    def node(self, node: ENode, classes: Sequence[EClass], out: Type) -> float:
+        """The cost of an e-node."""
+        types = [classes[c].type for c in node.children]
+        own = self.time(node.op, types, node.attrs, out)
+        parts = self.parts(node.op, types, node.attrs, out) if node.rule else None
+        if parts is None:
+            return own
+        penalty = self.target.penalty(node.op.cost.cost_class) * parts
+        return max(LEAF, parts - self.alpha * (parts - own) + penalty)
+
+
+def _elements(type: Type) -> float:
+    if isinstance(type, TupleType):
+        return sum(_elements(t) for t in type.items)
+    return float(type.elements or 1) if isinstance(type, TensorType) else 1.0
+
+
+def _placeholder() -> Op:
+    from forge_eq.ops.leaves import input_
+
+    return input_
+
+
+def foldable(cls: EClass, limit: int) -> bool:
+    """Whether a class is a constant that may be evaluated once and kept."""
+    return cls.constant and isinstance(cls.type, TensorType) and cls.type.static and (cls.type.nbytes or 0) <= limit
+
+
+def leaf_of(cls: EClass) -> ENode | None:
+    """The leaf that a class is, if it is one: a weight, a number or an argument."""
+    return next((n for n in cls.nodes if n.op.leaf), None)
+
+

@@ -1,0 +1,104 @@
+"""The extractor that the pipeline uses.
+
+Takes a :class:`Problem` and a :class:`Budget`. Gives a checked :class:`Extraction`. Promises: the cost is optimal or
+the gap to the bound is stated; equal inputs give equal answers, whatever the numbering. Not here: the
+methods themselves.
+
+Prune, split into independent parts, repeat on each part until nothing falls apart; then per part: cheapest trees and
+cheapest DAGs, each improved by local search, the better one handed to branch and bound. Parts of equal structure
+(the layers of a network) are solved once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from forge_eq.extract.answer import conclude, settle
+from forge_eq.extract.base import Budget, Extraction, Promise, check
+from forge_eq.extract.bottom_up import cheapest_trees
+from forge_eq.extract.bounds import forced_bound, shared_bound
+from forge_eq.extract.exact import branch_and_bound
+from forge_eq.extract.greedy_dag import cheapest_dags
+from forge_eq.extract.local_search import improve
+from forge_eq.extract.problem import Problem
+from forge_eq.extract.prune import prune
+from forge_eq.extract.split import NESTING, is_whole, split
+
+Choice = dict[int, int]
+
+
+class Default:
+    """Prune, split, heuristics with local search, bounded exact search."""
+
+    name = "default"
+    promise: Promise = "dag-optimal-or-bound"
+
+    def solve(self, problem: Problem, budget: Budget) -> Extraction:
+        """Raises ExtractError when a root has no finite term, CheckError if the answer does not check (a bug)."""
+        run = _Run(budget)
+        choice, bound = run.solve(problem, 0)
+        cost = math.fsum(problem.classes[c][i].cost for c, i in choice.items())
+        answer = conclude(choice, cost, bound, self.name, {"nodes": problem.size, **run.work}, stopped=run.stopped)
+        check(problem, answer)
+        return answer
+
+
+def solve(problem: Problem, budget: Budget | None = None) -> Extraction:
+    """Extracts with the default stack. See :class:`Default`."""
+    return Default().solve(problem, budget or Budget())
+
+
+@dataclass(slots=True)
+class _Run:
+    """One call: what it has done, and the answers to the parts it has seen."""
+
+    budget: Budget
+    work: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("parts", "solved", "moves", "visits"), 0))
+    stopped: bool = False
+    known: dict[object, tuple[Choice, float]] = field(default_factory=dict)
+
+    def solve(self, problem: Problem, depth: int) -> tuple[Choice, float]:
+        """The best choice found, and a lower bound in the unit of the costs."""
+        pruned = prune(problem)
+        small = pruned.problem
+        decided, parts = split(small)
+        if depth >= NESTING or (depth and is_whole(small, decided, parts)):
+            choice, bound = self.search(small)
+            return pruned.restore(choice), bound
+        choice = dict.fromkeys(decided, 0)
+        bounds = [small.classes[c][0].cost for c in decided]
+        for part in parts:
+            self.work["parts"] += 1
+            shape = _shape(part.problem)
+            if shape not in self.known:
+                self.known[shape] = self.solve(part.problem, depth + 1)
+            choice |= part.restore(self.known[shape][0])
+            bounds.append(self.known[shape][1])
+        return pruned.restore(choice), math.fsum(bounds)
+
+    def search(self, problem: Problem) -> tuple[Choice, float]:
+        """The same for a pruned problem that does not split."""
+        self.work["solved"] += 1
+        best: list[int] = []
+        cost = -1
+        for first in (cheapest_trees(problem)[0], cheapest_dags(problem)):
+            choice, total, tried = improve(problem, first, self.budget.moves - self.work["moves"])
+            self.work["moves"] += tried
+            if cost < 0 or total < cost:
+                best, cost = choice, total
+        used, _ = settle(problem, best)
+        guide = {c: problem.kids[c][i] for c, i in used.items()}
+        bound = max(forced_bound(problem), shared_bound(problem, guide))
+        if bound < cost:
+            exact = branch_and_bound(problem, cost, self.budget.visits)
+            self.work["visits"] += exact.visits
+            used, cost, bound = exact.choice or used, exact.cost, max(bound, exact.bound)
+            self.stopped |= bound < cost
+        return used, bound / problem.scale
+
+
+def _shape(problem: Problem) -> object:
+    """All that the answer to a part depends on: equal for the same part of another layer."""
+    costs = tuple(tuple(node.cost for node in nodes) for nodes in problem.classes)
+    return problem.kids, costs, problem.roots, problem.order

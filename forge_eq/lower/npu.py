@@ -1,0 +1,178 @@
+"""NPU IR: typed instructions over single-assignment virtual registers.
+
+Takes nothing. Gives :class:`Program`, :class:`Instr`, :class:`VReg` and :class:`Imm`. Promises: a register has
+one definition, positions equal ids, nothing is changed in place.
+Not here: text (``lower.text``), invariants (``lower.check``), how a graph becomes a program (``lower.select``).
+
+A program passes through three states with the same types:
+
+* *selected*: one instruction per node in program order, each with the device that its kernel prefers;
+* *scheduled*: final devices and order, every read is on the device of its register, copies are explicit;
+* allocated: an :class:`forge_eq.alloc.plan.Allocation` beside a scheduled program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from forge_eq.ir.graph import Attr, Origin, Signature
+from forge_eq.ir.types import WEAK, TensorType, Type
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge_eq.ops.spec import Op
+
+TORCH = "torch"  # unit of an instruction that the host runs through torch
+COPY = "copy"  # unit of a transfer between devices
+
+
+@dataclass(frozen=True, slots=True)
+class VReg:
+    """A virtual register: one value.
+
+    ``device`` is the memory that holds it. ``alias_of`` names the register whose buffer it shares (the result of a
+    view); such a register has no storage of its own. A scalar or ``none`` value lives on the host and has no bytes.
+    """
+
+    id: int
+    type: Type
+    device: str
+    alias_of: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense value; 0 for a host number and for ``none``."""
+        return (self.type.nbytes or 0) if isinstance(self.type, TensorType) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Imm:
+    """An immediate operand: a number that takes the dtype of the operand beside it."""
+
+    value: int | float | bool
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(WEAK, ())
+
+
+Operand = int | Imm  # a register id or an immediate
+
+
+@dataclass(frozen=True, slots=True)
+class Instr:
+    """One instruction: ``dsts = device.unit.op srcs {attrs}``.
+
+    ``op`` is None for a transfer, which moves ``srcs[0]`` into the memory of ``device``. ``node`` is the graph node
+    it computes (-1 when a later stage added it) and ``origin`` says where that node comes from.
+    """
+
+    op: Op | None
+    dsts: tuple[int, ...]
+    srcs: tuple[Operand, ...]
+    attrs: tuple[Attr, ...]
+    device: str
+    unit: str
+    node: int = -1
+    origin: Origin = Origin()
+
+    @property
+    def opcode(self) -> str:
+        """``npu.matmul.linear``, ``cpu.torch.opaque``, ``npu.copy``."""
+        return f"{self.device}.{self.unit}" + (f".{self.op.name}" if self.op is not None else "")
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The registers among the operands, one entry per read."""
+        return tuple(s for s in self.srcs if isinstance(s, int))
+
+    @property
+    def is_copy(self) -> bool:
+        return self.op is None
+
+    @property
+    def effectful(self) -> bool:
+        return self.op is not None and self.op.effectful
+
+    def attr(self, name: str) -> Attr:
+        """The attribute called ``name``; KeyError when the op has none."""
+        if self.op is not None:
+            for (known, _), value in zip(self.op.attrs, self.attrs, strict=True):
+                if known == name:
+                    return value
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A maximal run of instructions ``[start, stop)`` on one device."""
+
+    device: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program over virtual registers.
+
+    ``inputs`` are registers in argument order, ``constants`` pairs of (register, name in ``data``), ``outputs``
+    registers (user results first, then write-backs, as in the graph). ``data``, ``submodules`` and ``signature``
+    come from the graph unchanged; they are not part of the text form nor of equality.
+    """
+
+    name: str
+    target: str
+    vregs: tuple[VReg, ...]
+    inputs: tuple[int, ...]
+    constants: tuple[tuple[int, str], ...]
+    instrs: tuple[Instr, ...]
+    outputs: tuple[int, ...]
+    data: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    submodules: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    signature: Signature = field(default=Signature(), compare=False, repr=False)
+
+    @property
+    def constant_names(self) -> dict[int, str]:
+        """Register of a constant -> its name."""
+        return dict(self.constants)
+
+    @property
+    def transitions(self) -> int:
+        """Number of times that control passes from one device to another."""
+        return max(len(self.segments) - 1, 0)
+
+    @property
+    def copies(self) -> int:
+        """Number of transfers between devices."""
+        return sum(i.is_copy for i in self.instrs)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The maximal runs of instructions on one device; a copy belongs to the device it writes."""
+        found: list[Segment] = []
+        for position, instr in enumerate(self.instrs):
+            if found and found[-1].device == instr.device:
+                found[-1] = replace(found[-1], stop=position + 1)
+            else:
+                found.append(Segment(instr.device, position, position + 1))
+        return tuple(found)
+
+    def root(self, vreg: int) -> int:
+        """The register whose storage ``vreg`` uses: itself, or the end of its alias chain."""
+        above = self.vregs[vreg].alias_of
+        while above is not None:
+            vreg, above = above, self.vregs[above].alias_of
+        return vreg
+
+    def definers(self) -> dict[int, int]:
+        """Register -> position of the instruction that writes it (inputs and constants are absent)."""
+        return {dst: position for position, instr in enumerate(self.instrs) for dst in instr.dsts}
+
+
+def operand_type(program: Program, operand: Operand) -> Type:
+    """The type that ``op.infer`` is given for an operand."""
+    return operand.type if isinstance(operand, Imm) else program.vregs[operand].type

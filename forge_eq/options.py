@@ -1,0 +1,43 @@
+"""Options: one frozen dataclass, the single source of defaults and of the command line's flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_eq.errors import OptionsError
+
+VERIFY = ("off", "quick", "full")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Guards on growth, counted in work so that two runs give the same result."""
+
+    nodes: int = 200_000  # e-nodes at which saturation stops
+    iterations: int = 60  # rounds of rules
+    moves: int = 20_000  # of local search in extraction
+    fold_bytes: int = 64 << 20  # a folded constant may add this much over the weights that it replaces
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``optimize`` and ``compile`` may be told.
+
+    ``alpha`` is the Fusion-Gain knob (0: captured granularity, 1: full gain), ``target`` a target file by
+    name or path, ``verify`` how the result is checked, ``rules`` a RuleSet (None: the default one).
+    """
+
+    rules: Any = None
+    alpha: float = 1.0
+    target: str = "openvino-cpu"
+    limits: Limits = field(default_factory=Limits)
+    verify: str = "quick"
+    check: bool = False  # run every stage's checker, not only the final ones
+    threads: int = 0  # of the executor; 0 leaves it to the backend
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 10:
+            raise OptionsError("options", "alpha", f"{self.alpha} is out of range", "use a value between 0 and 10")
+        if self.verify not in VERIFY:
+            raise OptionsError("options", "verify", f"{self.verify!r} is unknown", f"use one of {', '.join(VERIFY)}")

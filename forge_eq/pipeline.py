@@ -1,0 +1,157 @@
+"""The compiler on one page: the stages as data, and the loop that runs them.
+
+Every stage states Takes / Gives / Promises in its package, and its form prints, parses and checks. A form
+is kept under its stage's name in a :class:`Job`, so that a later stage (and a test) may read any of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from forge_eq.errors import CheckError
+from forge_eq.options import Options
+from forge_eq.remarks import Remark
+
+
+@dataclass
+class Job:
+    """One compilation: options, what the user gave, and the form that each stage made."""
+
+    options: Options
+    source: Any = None  # (module or program, args, kwargs, dynamic_shapes)
+    forms: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    remarks: list[Remark] = field(default_factory=list)
+
+    def __getitem__(self, stage: str) -> Any:
+        if stage not in self.forms:
+            raise CheckError("pipeline", stage, "has not run", "run the stages in order")
+        return self.forms[stage]
+
+    @property
+    def target(self) -> Any:
+        from forge_eq.targets import load
+
+        return load(self.options.target)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step. ``run(job)`` gives the form; ``module`` has the form's ``text``, ``parse`` and ``check``."""
+
+    name: str
+    takes: str
+    gives: str
+    run: Callable[[Job], Any]
+    module: str  # of text and parse; empty when the form is not printed
+    check: Callable[[Job], None] | None = None
+
+    def text(self, job: Job) -> str:
+        made: str = import_module(self.module).text(job[self.name])
+        return made
+
+    def reparse(self, job: Job) -> None:
+        """Replaces the form by what its text reads as. Constant data, which text only names, is kept."""
+        form = job[self.name]
+        kept = {"constants": form.constants, "submodules": form.submodules} if hasattr(form, "submodules") else {}
+        job.forms[self.name] = import_module(self.module).parse(self.text(job), **kept)
+
+
+# ------------------------------------------------------------------------------------------- what stages do
+
+
+def _capture(job: Job) -> Any:
+    from forge_eq.capture import capture
+
+    module, args, kwargs, dynamic = job.source
+    return capture(module, args, kwargs, dynamic)
+
+
+def _saturate(job: Job) -> Any:
+    from forge_eq.egraph.engine import saturate
+    from forge_eq.rules import default
+
+    return saturate(job["capture"], default if job.options.rules is None else job.options.rules, job.options.limits)
+
+
+def _extract(job: Job) -> Any:
+    from forge_eq.extract.cost import FusionGain
+    from forge_eq.extract.fold import fold
+    from forge_eq.extract.program import choose
+
+    graph = job["capture"]
+    cost = FusionGain.of(graph, job.target, job.options.alpha)
+    chosen = job.forms["chosen"] = choose(job["saturate"], graph, cost, job.options.limits)
+    return fold(chosen.graph, job.options.limits)
+
+
+def _lower(job: Job) -> Any:
+    from forge_eq.lower.select import lower
+
+    return lower(job["extract"], job.target)
+
+
+def _schedule(job: Job) -> Any:
+    from forge_eq.schedule.plan import schedule
+
+    return schedule(job["lower"], job.target)
+
+
+def _alloc(job: Job) -> Any:
+    from forge_eq.alloc.linear_scan import allocate
+
+    return allocate(job["schedule"].program, job.target, "segment")
+
+
+def _check_graph(stage: str) -> Callable[[Job], None]:
+    def check(job: Job) -> None:
+        import_module("forge_eq.ir.check").check(job[stage])
+
+    return check
+
+
+def _check_lower(job: Job) -> None:
+    import_module("forge_eq.lower.check").check(job["lower"], job.target)
+
+
+def _check_schedule(job: Job) -> None:
+    import_module("forge_eq.schedule.check").check(job["schedule"], job["lower"], job.target)
+
+
+def _check_alloc(job: Job) -> None:
+    import_module("forge_eq.alloc.checker").check(job["schedule"].program, job.target, job["alloc"])
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("capture", "a torch module", "Graph", _capture, "forge_eq.ir.text", _check_graph("capture")),
+    Stage("saturate", "Graph, rules", "EGraphView", _saturate, "forge_eq.egraph.text"),
+    Stage("extract", "EGraphView, cost", "Graph", _extract, "forge_eq.ir.text", _check_graph("extract")),
+    Stage("lower", "Graph, target", "Program", _lower, "forge_eq.lower.text", _check_lower),
+    Stage("schedule", "Program, target", "Schedule", _schedule, "forge_eq.schedule.text", _check_schedule),
+    Stage("alloc", "Schedule, target", "Allocation", _alloc, "forge_eq.alloc.text", _check_alloc),
+)  # execution (run/) builds from Schedule and Allocation; it is not a form
+
+
+def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = None, reparse: bool = False) -> Job:
+    """Runs the stages up to ``last``, skipping those whose form is given.
+
+    ``on_stage`` hears each stage's name before it starts; ``reparse`` prints and parses every form on the way.
+    """
+    for stage in STAGES:
+        if stage.name not in job.forms:
+            if on_stage is not None:
+                on_stage(stage.name)
+            start = time.perf_counter()
+            job.forms[stage.name] = stage.run(job)
+            job.seconds[stage.name] = time.perf_counter() - start
+        if reparse:
+            stage.reparse(job)
+        if job.options.check and stage.check is not None:
+            stage.check(job)
+        if stage.name == last:
+            break
+    return job

@@ -1,0 +1,99 @@
+"""Device affinity.
+
+Takes a selected program and its target. Gives a device and a reason per instruction. Promises: every device can run
+its instruction; deterministic.
+Not here: order and transfers.
+
+Selection already prefers an accelerator wherever it has the kernel. What is left is islands: a connected set of
+accelerator instructions whose predicted time is less than the transfers that its isolation costs goes to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forge_eq.lower.npu import Instr, Program, operand_type
+from forge_eq.lower.select import prefer
+from forge_eq.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an instruction runs, and why there."""
+
+    device: str
+    reason: str
+
+
+def place(program: Program, target: Target) -> tuple[Placement, ...]:
+    """One placement per instruction of a selected program, in the same order."""
+    found = [_preferred(program, target, i) for i in program.instrs]
+    devices = [p.device for p in found]
+    for island in _islands(program, devices, target.host):
+        kernels = sum(kernel_time(program, target, program.instrs[p]) for p in island)
+        transfers = _isolation(program, target, devices, island)
+        if kernels < transfers:
+            for p in island:
+                reason = f"an island: transfers would cost {transfers:.4g} us, its kernels {kernels:.4g} us (predicted)"
+                found[p] = Placement(target.host, reason)
+    return tuple(found)
+
+
+def _preferred(program: Program, target: Target, instr: Instr) -> Placement:
+    assert instr.op is not None, "a selected program has no copies"
+    operands = [operand_type(program, s) for s in instr.srcs]
+    device, _, reason = prefer(instr.op, target, operands, [program.vregs[d].type for d in instr.dsts])
+    return Placement(device, reason)
+
+
+def kernel_time(program: Program, target: Target, instr: Instr) -> float:
+    """Predicted microseconds of one instruction; a view is free."""
+    op = instr.op
+    if op is None:
+        return target.transfer_time(sum(program.vregs[d].nbytes for d in instr.dsts))
+    if op.traits.view:
+        return 0.0
+    types = [operand_type(program, s) for s in instr.srcs]
+    results = [program.vregs[d].type for d in instr.dsts]
+    out = results[0]
+    moved = sum(program.vregs[v].nbytes for v in (*instr.reads, *instr.dsts))
+    flops = op.cost.flops(types, instr.attrs, out) if op.cost.flops and len(results) == 1 else moved / 4
+    nbytes = op.cost.bytes(types, instr.attrs, out) if op.cost.bytes and len(results) == 1 else moved
+    return target.weight(op.cost.cost_class) * target.kernel_time(flops, nbytes)
+
+
+def _islands(program: Program, devices: Sequence[str], host: str) -> list[list[int]]:
+    """Connected sets of instructions on one accelerator, joined by the values they pass on."""
+    parent = list(range(len(program.instrs)))
+
+    def find(p: int) -> int:
+        while parent[p] != p:
+            parent[p] = parent[parent[p]]
+            p = parent[p]
+        return p
+
+    definers = program.definers()
+    for position, instr in enumerate(program.instrs):
+        for read in instr.reads:
+            source = definers.get(read)
+            if source is not None and devices[source] == devices[position]:
+                parent[find(position)] = find(source)
+    sets: dict[int, list[int]] = {}
+    for position in range(len(program.instrs)):
+        if devices[position] != host:
+            sets.setdefault(find(position), []).append(position)
+    return sorted(sets.values())
+
+
+def _isolation(program: Program, target: Target, devices: Sequence[str], island: Sequence[int]) -> float:
+    """Predicted microseconds of the transfers over the island's border that vanish when it moves to the host."""
+    inside = set(island)
+    definers = program.definers()
+    entering = {r for p in island for r in program.instrs[p].reads if r in definers and definers[r] not in inside}
+    written = {d for p in island for d in program.instrs[p].dsts}
+    leaving = {
+        r for p, i in enumerate(program.instrs) if p not in inside and devices[p] == target.host
+        for r in i.reads if r in written
+    }
+    return sum(target.transfer_time(program.vregs[v].nbytes) for v in sorted(entering | leaving))

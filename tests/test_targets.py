@@ -1,0 +1,76 @@
+"""Targets: the shipped files and the refusals of the loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forge_eq import targets
+from forge_eq.errors import OptionsError
+from forge_eq.ir.types import ScalarType, TensorType
+
+SOURCE = (Path(targets.__file__).parent / "openvino-cpu.toml").read_text(encoding="utf-8")
+
+
+def test_shipped_targets_load() -> None:
+    assert targets.names() == ("openvino-cpu", "torch")
+    for name in targets.names():
+        target = targets.load(name)
+        assert target.name == name and target.host == "cpu"
+        assert targets.load(target) is target
+        hash(target)
+
+
+def test_a_path_loads_like_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(SOURCE.replace('"openvino-cpu"', '"mine"'), encoding="utf-8")
+    mine = targets.load(file)
+    assert mine.name == "mine"
+    assert targets.load(str(file)) == mine
+    assert mine.devices == targets.load("openvino-cpu").devices
+
+
+@pytest.mark.parametrize("name", ["npu-9000", "", "OPENVINO-CPU", "missing.toml", "some/dir/x"])
+def test_unknown_names_are_refused(name: str) -> None:
+    with pytest.raises(OptionsError, match="remedy"):
+        targets.load(name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [("peak_gflops = 120.0", "", "missing"), ("peak_gflops = 120.0", "peak_gflops = -1", "from 0 up"),
+     ("peak_gflops = 120.0", "peak_gflops = true", "not a number"), ("peak_gflops = 120.0", "peak_gflops = 0", "greater"),
+     ("peak_gflops = 120.0", "peak_gflops = nan", "not a number"),
+     ("alignment = 64 ", "alignment = 48 ", "power of two"), ("alignment = 64 ", "alignment = 64.5 ", "power of two"),
+     ('host = "cpu"', 'host = "gpu"', "not one of the devices"), ('host = "cpu"', 'host = "npu"', "fallback"),
+     ("launch_us", "lunch_us", "missing"), ("[weights]", "[waits]", "not a field"),
+     ('kind = "openvino"', 'kind = "cuda"', "not one of"), ('"matmul", "attention"', '"matmul", "attn"', "not one of"),
+     ('dtypes = ["f32", "f16", "bf16"]', "dtypes = []", "not a list"), ('dtypes = ["f32"', 'dtypes = ["f33"', "not one of"),
+     ('name = "npu"', 'name = "cpu"', "one name"), ('name = "npu"', 'name = "n p u"', "identifier"),
+     ("gathers = false", 'gathers = "no"', "true or false"), ("[weights]", "[weights", "not TOML")],
+)
+def test_malformed_files_are_refused(old: str, new: str, why: str) -> None:
+    assert old in SOURCE
+    with pytest.raises(OptionsError, match=why):
+        targets.parse(SOURCE.replace(old, new), "mine.toml")
+
+
+def test_legality() -> None:
+    npu = targets.load("openvino-cpu").device("npu")
+    f32, mask, ids = (TensorType(d, (2,)) for d in ("f32", "bool", "i64"))
+    assert npu.computes("vector", [mask, f32, f32], [f32])
+    assert not npu.computes("vector", [f32, f32], [mask])
+    assert not npu.computes("vector", [ids], [f32])
+    assert not npu.computes("vector", [ScalarType("int")], [f32])
+    assert not npu.computes("torch", [f32], [f32])
+    with pytest.raises(OptionsError, match="no such device"):
+        targets.load("torch").device("npu")
+
+
+def test_predictions_are_rooflines_in_microseconds() -> None:
+    target = targets.load("openvino-cpu")
+    assert target.kernel_time(0, 0) == target.launch_us
+    assert target.kernel_time(target.peak_gflops * 1e9, 0) == pytest.approx(1e6 + target.launch_us)
+    assert target.kernel_time(0, target.bandwidth_gbps * 1e9) == pytest.approx(1e6 + target.launch_us)
+    assert target.transfer_time(int(target.transfer_gbps * 1e9)) == pytest.approx(1e6 + target.transfer_us)
