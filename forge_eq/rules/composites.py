@@ -13,7 +13,8 @@ from forge_eq.rules.guards import fact
 
 
 def _halves(t: Any, a: int, m: int, n: int) -> bool:
-    return bool((a, m, n) == half(t))
+    size = t.shape[-1] if t.rank else 1
+    return isinstance(size, int) and size % 2 == 0 and bool((a, m, n) == half(t))
 
 
 @rule("composites", exact="bit", source="definition of rotate_half", when=[fact("are_halves", _halves, "x", "a", "m", "n")])

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from forge_eq.ir.types import FLOATS
+from forge_eq.ir.types import FLOATS, INTEGERS
 from forge_eq.rules.dsl import Guard
 
 
 def is_constant(name: str) -> Guard:
-    """The tensor depends on constants only."""
-    return Guard("is_constant", (name,), None)
+    """The tensor depends on constants only. Says where a rule is worth it: an equation never needs it to be true."""
+    return Guard("is_constant", (name,), None, soundness=False)
 
 
 def weights(*names: str) -> Guard:
@@ -30,6 +30,10 @@ def fact(name: str, fn: Callable[..., bool], *args: str, soundness: bool = True)
 
 def is_float(x: str) -> Guard:
     return fact("is_float", lambda t: t.dtype in FLOATS, x)
+
+
+def is_integer(x: str) -> Guard:
+    return fact("is_integer", lambda t: t.dtype in INTEGERS, x)
 
 
 def has_dtype(x: str, dtype: str) -> Guard:
