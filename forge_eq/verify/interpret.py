@@ -19,8 +19,15 @@ from forge_eq.ops.spec import App, AttrVar, Computed, Op, Term, Var
 from forge_eq.rules.dsl import Guard, Rule
 
 
+UNKNOWN = (ShapeError, ArithmeticError, TypeError, ValueError, IndexError, AttributeError)  # from a rule's helper: no answer
+
+
 class Untyped(Exception):
     """The term has no type under this binding; the text says where."""
+
+
+class Misplaced(Untyped):
+    """A number stands beside a dtype that it would change (a float beside integers, a bool beside floats)."""
 
 
 class Undefined(Exception):
@@ -54,7 +61,7 @@ def resolve(value: Any, types: Mapping[str, Type], attrs: Mapping[str, Any]) -> 
     args = [types[n] if n in types else attrs[n] for n in value.args]
     try:
         found = value.fn(*args)
-    except (ShapeError, IndexError, TypeError, ValueError, ArithmeticError, AttributeError) as e:
+    except UNKNOWN as e:
         raise Untyped(f"{value.fn}({', '.join(value.args)}) has no answer: {e!r}") from e
     if found is None:
         raise Untyped(f"{value.fn}({', '.join(value.args)}) has no answer")
@@ -80,7 +87,7 @@ def typed_call(op: Op, types: list[Type], attrs: tuple[Any, ...], numbers: list[
     beside = {t.dtype for t in types if isinstance(t, TensorType) and t.dtype != WEAK}
     beside = beside - {"bool"} if len(beside) > 1 else beside
     if numbers and not all(fits(v, d) for v in numbers for d in beside):
-        raise Untyped(f"{op.name}: the number {numbers} beside {sorted(beside)}")
+        raise Misplaced(f"{op.name}: the numbers {numbers} beside {sorted(beside)}")
     return found
 
 
@@ -186,22 +193,27 @@ def infer(term: Term, binding: Binding) -> Type:
 def holds(guard: Guard, binding: Binding) -> bool:
     """Whether the guard answers yes. A guard on a fact of the e-graph (``fn`` None) is granted.
 
-    A guard that refuses by ShapeError says no; any other exception is the guard's own mistake and passes.
+    A guard that cannot answer says no, as the e-graph has it.
     """
     if guard.fn is None:
         return True
     try:
         return guard.fn(*(binding.types[n] if n in binding.types else binding.attrs[n] for n in guard.args)) is True
-    except ShapeError:
+    except UNKNOWN:
         return False
 
 
 def fires(rule: Rule, binding: Binding) -> str:
-    """Empty when every right side has the type of its left side, else the reason why the e-graph refuses."""
+    """Empty when every right side has the type of its left side, else the reason why the e-graph refuses.
+
+    Raises Misplaced when the right side has a number where it changes the dtype: the e-graph does not see that.
+    """
     for left, right in rule.pairs:
         due = infer(left, binding)
         try:
             got = infer(right, binding)
+        except Misplaced:
+            raise
         except Untyped as e:
             return f"the right side has no type: {e}"
         if got != due:

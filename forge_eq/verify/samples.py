@@ -16,7 +16,7 @@ from typing import Any
 from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
 from forge_eq.ops.spec import App, AttrVar, Term, Var
 from forge_eq.rules.dsl import Rule
-from forge_eq.verify.interpret import Binding, Untyped, fires, holds, resolve, typed_call
+from forge_eq.verify.interpret import Binding, Misplaced, Untyped, fires, holds, resolve, typed_call
 from forge_eq.verify.propose import Proposer
 
 TRIES = 80  # candidates at one op before the attempt is given up
@@ -121,10 +121,12 @@ class Samples:
     """Bindings of one rule.
 
     ``fired``: the guards hold and the right sides have the same types. ``refused``: the guards hold, the
-    e-graph's type check refuses; with its reason. ``unguarded[i]``: only guard i says no.
+    e-graph's type check refuses; with its reason. ``unguarded[i]``: only guard i says no. ``misplaced``: the
+    right side has a number that changes the dtype beside it.
     """
 
     fired: list[Binding] = field(default_factory=list)
+    misplaced: list[tuple[Binding, str]] = field(default_factory=list)
     refused: list[tuple[Binding, str]] = field(default_factory=list)
     unguarded: dict[int, list[Binding]] = field(default_factory=dict)
     attempts: int = 0
@@ -153,9 +155,18 @@ def sample(rule: Rule, wanted: int, attempts: int, seed: int = 0) -> Samples:
             if len(kept) < wanted:
                 kept.append(binding)
         elif not failing:
-            reason = fires(rule, binding)
-            if reason:
-                found.refused.append((binding, reason))
-            elif len(found.fired) < wanted:
-                found.fired.append(binding)
+            _file(rule, binding, found, wanted)
     return found
+
+
+def _file(rule: Rule, binding: Binding, found: Samples, wanted: int) -> None:
+    """Enters a binding whose guards hold under what the e-graph does with it."""
+    try:
+        reason = fires(rule, binding)
+    except Misplaced as e:
+        found.misplaced.append((binding, str(e)))
+        return
+    if reason:
+        found.refused.append((binding, reason))
+    elif len(found.fired) < wanted:
+        found.fired.append(binding)
