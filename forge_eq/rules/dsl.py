@@ -84,7 +84,7 @@ class Rule:
 
     @cached_property
     def hash(self) -> str:
-        """Changes whenever the meaning of the rule changes: equation, guards, exactness, helpers, the ops' own meaning."""
+        """Changes whenever the meaning of the rule does: equation, guards, exactness, helpers, what the ops mean."""
         helpers = [g.fn for g in self.guards]
         text = fingerprint(self.id, self.equation, self.exact, self.tolerance, self.pairs, helpers)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -52,7 +52,11 @@ def is_identity(perm: str) -> Guard:
 
 def swaps_last_two(perm: str) -> Guard:
     """The permutation exchanges the last two axes and keeps the others."""
-    return fact("swaps_last_two", lambda p: len(p) >= 2 and tuple(p) == (*range(len(p) - 2), len(p) - 1, len(p) - 2), perm)
+
+    def fn(p: Any) -> bool:
+        return len(p) >= 2 and tuple(p) == (*range(len(p) - 2), len(p) - 1, len(p) - 2)
+
+    return fact("swaps_last_two", fn, perm)
 
 
 def keeps_order(x: str, perm: str) -> Guard:
@@ -82,10 +86,11 @@ def moderate(*names: str) -> Guard:
 
 def is_power_of_two(name: str) -> Guard:
     """Multiplying by the number, or by its reciprocal, rounds nothing."""
-    return fact(
-        "is_power_of_two", lambda v: isinstance(v, float) and math.isfinite(v) and v != 0 and abs(math.frexp(v)[0]) == 0.5
-        and 2.0**-60 <= abs(v) <= 2.0**60, name,
-    )
+
+    def fn(v: Any) -> bool:
+        return isinstance(v, float) and abs(math.frexp(v)[0]) == 0.5 and 2.0**-60 <= abs(v) <= 2.0**60
+
+    return fact("is_power_of_two", fn, name)
 
 
 def equals(name: str, value: Any) -> Guard:

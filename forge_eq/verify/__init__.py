@@ -35,7 +35,7 @@ class Level:
     proofs: int
 
 
-LEVELS = {"quick": Level(10, 400, 30, 10, 1), "full": Level(60, 4000, 300, 60, 4)}
+LEVELS = {"quick": Level(8, 400, 20, 8, 1), "full": Level(60, 4000, 300, 60, 4)}
 
 
 def verify_rule(rule: Rule, level: str = "full") -> Evidence:
@@ -69,9 +69,8 @@ def verify_rule(rule: Rule, level: str = "full") -> Evidence:
 
 
 def _refused(rule: Rule, counts: dict[str, str], failed: Counterexample) -> Evidence:
-    return Evidence(
-        rule.id, rule.hash, rule.exact, "refused", counts, reason=f"{failed.method}: {failed.reason}", counterexample=failed
-    )
+    reason = f"{failed.method}: {failed.reason}"
+    return Evidence(rule.id, rule.hash, rule.exact, "refused", counts, reason=reason, counterexample=failed)
 
 
 def verify_rules(
@@ -96,6 +95,7 @@ def admit(rule: Rule) -> Evidence:
         return known
     made = verify_rule(rule)
     if not made.accepted:
-        raise RuleError("verify", rule.id, f"is refused\n{made.counterexample}", "mend the rule, or add the guard it lacks")
+        remedy = "mend the rule, or add the guard it lacks"
+        raise RuleError("verify", rule.id, f"is refused\n{made.counterexample}", remedy)
     remember(made)
     return made

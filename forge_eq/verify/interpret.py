@@ -18,8 +18,8 @@ from forge_eq.ir.types import FLOATS, INTEGERS, WEAK, TensorType, Type
 from forge_eq.ops.spec import App, AttrVar, Computed, Op, Term, Var
 from forge_eq.rules.dsl import Guard, Rule
 
-
-UNKNOWN = (ShapeError, ArithmeticError, TypeError, ValueError, IndexError, AttributeError)  # from a rule's helper: no answer
+# What a rule's helper may raise to say that it has no answer; the same as in the e-graph.
+UNKNOWN = (ShapeError, ArithmeticError, TypeError, ValueError, IndexError, AttributeError)
 
 
 class Untyped(Exception):
@@ -182,7 +182,10 @@ class Walk:
         given = [v if k == "str" else AttrVar(n) for (n, k), v in zip(op.attrs, attrs, strict=True)]
         made = op.define(*(Var(n) for n in op.inputs), *given)
         walk = Walk(self.backend, inner, dict(zip(op.inputs, args, strict=True)), dict(zip(names, shown, strict=True)))
-        return tuple(walk(t)[1] for t in made) if isinstance(made, tuple) else walk(made)[1]
+        try:
+            return tuple(walk(t)[1] for t in made) if isinstance(made, tuple) else walk(made)[1]
+        except Untyped as e:
+            raise Undefined(f"the definition of {op.name} has no type here: {e}") from e
 
 
 def infer(term: Term, binding: Binding) -> Type:

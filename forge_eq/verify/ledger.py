@@ -51,7 +51,8 @@ def parse(line: str) -> Evidence:
     parts = line.split()
     if len(parts) < 4 or parts[3] not in VERDICTS or not all("=" in p for p in parts[4:]):
         raise FileError("verify", LEDGER.name, f"{line!r} is no line of the ledger", "run `forge-eq verify --write`")
-    return Evidence(*parts[:4], counts=dict(p.split("=", 1) for p in parts[4:]))
+    counts = {key: value for key, _, value in (p.partition("=") for p in parts[4:])}
+    return Evidence(parts[0], parts[1], parts[2], parts[3], counts)
 
 
 def read(path: Path = LEDGER) -> dict[str, Evidence]:

@@ -23,7 +23,7 @@ from forge_eq.rules.dsl import Rule
 from forge_eq.verify.interpret import Backend, Binding, Reference, Torch, Undefined, Walk
 
 REAL_TOLERANCE = 1e-9  # of `real` rules in float64, relative to the largest value
-SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, 3e38, 1.0, -1.0)
+SPECIAL = (0.0, -0.0, 0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, 3e38, 1.0, -1.0)
 Values = dict[str, np.ndarray[Any, Any]]
 
 
@@ -55,18 +55,19 @@ class Counterexample:
 def draw(type_: Type, rng: np.random.Generator, regime: str) -> np.ndarray[Any, Any]:
     """Values of a type. ``ordinary``; ``masked``: some minus infinities; ``special``: every odd number there is."""
     assert isinstance(type_, TensorType)
+    shape: Any = type_.shape
     if type_.dtype == "bool":
-        return rng.random(type_.shape) < 0.5
+        return np.asarray(rng.random(shape) < 0.5)
     if type_.dtype not in FLOATS:
-        return rng.integers(-3, 4, type_.shape)
-    made = np.asarray(rng.standard_normal(type_.shape))
-    made = np.where(rng.random(type_.shape) < 0.1, 0.0, made)
+        return np.asarray(rng.integers(-3, 4, shape))
+    made = np.asarray(rng.standard_normal(shape))
+    made = np.where(rng.random(shape) < 0.1, 0.0, made)
     if type_.dtype != "f64":
         made = made.astype(np.float32).astype(np.float64)
     if regime == "masked":
-        made = np.where(rng.random(type_.shape) < 0.35, -np.inf, made)
+        made = np.where(rng.random(shape) < 0.35, -np.inf, made)
     if regime == "special":
-        made = np.where(rng.random(type_.shape) < 0.5, rng.choice(SPECIAL, type_.shape), made)
+        made = np.where(rng.random(shape) < 0.5, rng.choice(SPECIAL, shape), made)
     return np.asarray(made)
 
 
@@ -168,7 +169,7 @@ def refute(rule: Rule, bindings: list[Binding], *, trials: int = 50, seed: int =
     found = Trials({"numeric": 0, "torch": 0})
     plan = [("numeric", "ordinary"), ("numeric", "masked"), ("numeric", "special"), ("torch", "ordinary")]
     if rule.exact == "bit":
-        plan.append(("torch", "special"))
+        plan += [("numeric", "special"), ("torch", "special")]
     if not bindings:
         return found
     for k in range(trials):

@@ -20,7 +20,7 @@ POOLS: list[Shape] = [(1, 2, 3), (2, 3), (1, 2), (2,), (1, 3), (3,), (2, 4), (1,
 SYMBOLIC: list[Shape] = [(Sym("s0"), 2), (Sym("s0"),), (Sym("s0"), 1, 3), (Sym("s0"), Sym("s1"), 2)]
 DTYPES = ("f32", "f32", "f32", "i64", "bool", "f64")
 FLOAT_LITERALS = (1.0, 0.5, 2.0, -2.0, 0.125, 3.0, 0.7, -1.5, 1e-5, 0.0, -0.0)
-EXTREME_LITERALS = (math.inf, -math.inf, 1e200, 1e-200, 1e30, 1e-30, math.nan)
+EXTREME_LITERALS = (math.inf, -math.inf, math.nan, 1e200, 1e200, -1e200, 1e-200, 1e30)
 TEXTS = {"empty": ("nan", "zero"), "act": tuple(ACTIVATIONS)}  # what an attribute of kind str may be
 
 
@@ -37,6 +37,7 @@ class Proposer:
         self.pool = rng.choice(SYMBOLIC if symbolic else POOLS)
         self.rank = rng.choice((0, 1, 2, 2, 3, 3, 4, 4))
         self.dtype = rng.choice(DTYPES)
+        self.odd = rng.choice(EXTREME_LITERALS)  # one for the attempt: two of a kind overflow together
 
     def size(self) -> Any:
         return self.rng.choice(self.pool)
@@ -65,7 +66,7 @@ class Proposer:
         """A type for a tensor variable; weak for a variable that stands for a number."""
         rng = self.rng
         near = [t.dtype for t in around if t.dtype != WEAK]
-        dtype = rng.choice(near) if near and rng.random() < 0.7 else rng.choice((self.dtype, *DTYPES))
+        dtype = rng.choice(near) if near and rng.random() < 0.6 else rng.choice((self.dtype, "bool", *DTYPES))
         if around and rng.random() < 0.08:
             return TensorType(WEAK, ())
         return TensorType(dtype, self.near([t.shape for t in around if t.dtype != WEAK]))
@@ -78,8 +79,8 @@ class Proposer:
             return rng.choice((True, False)) if near == {"bool"} else rng.randrange(-2, 4)
         if rng.random() < 0.1:
             return rng.randrange(-1, 4)
-        if self.extreme and rng.random() < 0.3:
-            return rng.choice(EXTREME_LITERALS)
+        if self.extreme and rng.random() < 0.6:
+            return self.odd
         return rng.choice((*FLOAT_LITERALS, round(rng.gauss(0, 2), 4)))
 
     def attr(self, name: str, kind: str, types: Sequence[Type], around: Sequence[TensorType]) -> Any:
@@ -129,9 +130,10 @@ class Proposer:
 
     def _shape(self, x: TensorType, shapes: list[Shape]) -> Shape:
         """A target to reshape or to broadcast to."""
-        rng, s = self.rng, x.shape
+        rng = self.rng
+        s: Shape = x.shape
         at = rng.randrange(len(s) + 1)
-        options: list[Shape] = [s, (*s[:at], 1, *s[at:]), tuple(d for d in s if d != 1), (self.size(), *s), (*s[:-1], 1)]
+        options = [s, (*s[:at], 1, *s[at:]), tuple(d for d in s if d != 1), (self.size(), *s), (*s[:-1], 1)]
         options.append(tuple(self.size() if d == 1 else d for d in s))
         options.append(tuple(rng.choice((2, 3)) if d == 1 and rng.random() < 0.5 else d for d in s))
         if len(s) >= 2:

@@ -121,8 +121,8 @@ def _differences(left: Any, right: Any) -> list[Any]:
 
 
 def _shown(value: Any, model: Any) -> Any:
-    array = np.asarray(value, dtype=object)
+    array: Any = np.asarray(value, dtype=object)
     made = np.empty(array.shape, dtype=object)
     for at in np.ndindex(*array.shape):
-        made[at] = str(model.eval(array[at].e, model_completion=True))
+        made[at] = str(model.eval(term(array[at]), model_completion=True))
     return made

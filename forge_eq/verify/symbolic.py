@@ -124,15 +124,20 @@ def _pair(a: Any, b: Any) -> tuple[Any, Any]:
     return (x, y) if z3.is_int(x) and z3.is_int(y) else (_real(a), _real(b))
 
 
+def _ordered(a: Any, b: Any) -> tuple[Any, Any]:
+    """Two terms of one sort that has an order."""
+    import z3
+
+    x, y = _pair(a, b)
+    return (_number(a), _number(b)) if z3.is_bool(x) else (x, y)
+
+
 def _binary(a: Any, b: Any, fn: Callable[[Any, Any], Any]) -> Any:
     if isinstance(b, np.ndarray):
         return _map(lambda x, y: _binary(x, y, fn), a, b)
     if isinstance(a, np.ndarray):
         return _map(lambda x, y: _binary(x, y, fn), a, b)
-    x, y = _pair(a, b)
-    if x.sort().name() == "Bool":
-        x, y = _number(a), _number(b)
-    return Elem(fn(x, y))
+    return Elem(fn(*_ordered(a, b)))
 
 
 def apply(name: str, *args: Any) -> Elem:
@@ -171,8 +176,8 @@ def _power(a: Any, b: Any) -> Elem:
 def _larger(a: Any, b: Any, sign: int = 1) -> Elem:
     import z3
 
-    x, y = _pair(a, b)
-    return Elem(z3.If(x >= y if sign > 0 else x <= y, x, y))
+    x, y = _ordered(a, b)
+    return Elem(z3.If(x >= y if sign > 0 else x <= y, *_pair(a, b)))
 
 
 def _choose(c: Any, a: Any, b: Any) -> Elem:
@@ -202,7 +207,7 @@ def _cast(value: Any, kind: str) -> Elem:
 
 
 def _compare(fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    return lambda a, b: Elem(fn(*_pair(a, b)))
+    return lambda a, b: Elem(fn(*_ordered(a, b)))
 
 
 def _logic(name: str) -> Callable[..., Any]:
