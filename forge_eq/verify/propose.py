@@ -20,7 +20,7 @@ POOLS: list[Shape] = [(1, 2, 3), (2, 3), (1, 2), (2,), (1, 3), (3,), (2, 4), (1,
 SYMBOLIC: list[Shape] = [(Sym("s0"), 2), (Sym("s0"),), (Sym("s0"), 1, 3), (Sym("s0"), Sym("s1"), 2)]
 DTYPES = ("f32", "f32", "f32", "i64", "bool", "f64")
 FLOAT_LITERALS = (1.0, 0.5, 2.0, -2.0, 0.125, 3.0, 0.7, -1.5, 1e-5, 0.0, -0.0)
-EXTREME_LITERALS = (math.inf, -math.inf, math.nan, 1e200, 1e200, -1e200, 1e-200, 1e30)
+EXTREME_LITERALS = (math.inf, -math.inf, math.nan, 1e200, 1e200, 1e308, -1e308, 1e-200)
 TEXTS = {"empty": ("nan", "zero"), "act": tuple(ACTIVATIONS)}  # what an attribute of kind str may be
 
 
@@ -137,7 +137,8 @@ class Proposer:
         options.append(tuple(self.size() if d == 1 else d for d in s))
         options.append(tuple(rng.choice((2, 3)) if d == 1 and rng.random() < 0.5 else d for d in s))
         if len(s) >= 2:
-            at = rng.randrange(len(s) - 1)
+            at = rng.choice((rng.randrange(len(s) - 1), max(len(s) - 4, 0)))
+            options.append((*s[:-2], 1, *s[-2:]))
             if isinstance(s[at], int) and isinstance(s[at + 1], int):
                 options += [(*s[:at], s[at] * s[at + 1], *s[at + 2 :])] * 2
         if all(isinstance(d, int) for d in s):
