@@ -1,0 +1,14 @@
+"""What happened, in plain text: for people, never for programs.
+
+Takes a finished Job. Gives text that fits a width. Promises: nothing is measured here and nothing is rounded up;
+a figure that a stage did not give is left out. Not here: colours and tables of the terminal (``cli``).
+
+Reading order: ``match`` (which chosen node is which captured value), ``beside`` (before and after), ``why``
+(which rules were needed), ``explain`` (all of it), ``tables`` (stages, storage).
+"""
+
+from forge_eq.report.explain import explain, op_counts, rule_counts
+from forge_eq.report.tables import allocation_table, stage_table, table
+from forge_eq.report.why import Because, because
+
+__all__ = ["Because", "allocation_table", "because", "explain", "op_counts", "rule_counts", "stage_table", "table"]
