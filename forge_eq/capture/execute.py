@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
-from forge_eq.capture.import_aten import type_of
 from forge_eq.capture.targets import resolve
 from forge_eq.capture.template import decode
+from forge_eq.capture.values import type_of
 from forge_eq.errors import RunError
-from forge_eq.ir.graph import Graph, Node
+from forge_eq.ir.expand import expand
+from forge_eq.ir.graph import Builder, Graph, Node
 from forge_eq.ops.effects import opaque, opaque_effect
-from forge_eq.ops.spec import App, AttrVar, Computed, Op, Var
+from forge_eq.ops.leaves import constant, literal
+from forge_eq.ops.spec import Op
 
 OPAQUE = frozenset({opaque, opaque_effect})
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -38,7 +40,8 @@ def call_of(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] |
         return _named(node.op), (*operands, *node.attrs), {}
     if node.op.define is not None:
         return _defined(node.op), (*operands, *node.attrs), {}
-    raise RunError("run", f"%{node.id} {node.op.name}", "nothing says how torch computes it", "declare the op with torch= or define=")
+    reason, remedy = "nothing says how torch computes it", "declare the op with torch= or define="
+    raise RunError("run", f"%{node.id} {node.op.name}", reason, remedy)
 
 
 def run_node(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> Any:
@@ -48,15 +51,25 @@ def run_node(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] 
 
 
 def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The values of ``graph.outputs`` for the flat inputs, nodes in order; nothing is written back."""
-    values: list[Any] = []
+    """The values of ``graph.outputs`` for the flat inputs, nodes in order; nothing is written back.
+
+    A value is dropped after its last reader, so the peak is what is live, not what was ever made.
+    """
+    left = [len(users) for users in graph.users()]
+    for i in graph.outputs:
+        left[i] += 1
+    values: dict[int, Any] = {}
     for node in graph.nodes:
         if node.op.leaf == "input":
-            values.append(inputs[node.attrs[0]])
-        elif node.op.leaf == "constant":
-            values.append(graph.constants[node.attrs[0]])
+            values[node.id] = inputs[node.attrs[0]]
+        elif node.op is constant:
+            values[node.id] = graph.constants[node.attrs[0]]
         else:
-            values.append(run_node(node, [values[i] for i in node.inputs], graph.submodules))
+            values[node.id] = run_node(node, [values[i] for i in node.inputs], graph.submodules)
+        for i in node.inputs:
+            left[i] -= 1
+            if not left[i]:
+                values.pop(i, None)
     return tuple(values[i] for i in graph.outputs)
 
 
@@ -83,28 +96,22 @@ def _rename(run: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _defined(op: Op) -> Callable[..., Any]:
-    """The op's definition as a function of tensors and attributes."""
+    """The op's definition as a function of operands and attributes."""
     found = _FUNCTIONS.get(op)
     if found is None:
-        assert op.define is not None
-        term = op.define(*(Var(n) for n in op.inputs), *(AttrVar(n) for n, _ in op.attrs))
-        names = (*op.inputs, *(n for n, _ in op.attrs))
-        found = _rename(lambda *args: _evaluate(term, dict(zip(names, args, strict=True))), op.name)
-        _FUNCTIONS[op] = found
+        found = _FUNCTIONS[op] = _rename(lambda *args: _run_definition(op, args), op.name)
     return found
 
 
-def _evaluate(term: Any, env: Mapping[str, Any]) -> Any:
-    """A term's value; tensor and attribute variables are looked up in ``env``."""
-    if isinstance(term, Var | AttrVar):
-        return env[term.name]
-    if isinstance(term, Computed):
-        values = (env[n] for n in term.args)
-        return term.fn(*(type_of(v) if isinstance(v, torch.Tensor) else v for v in values))
-    if isinstance(term, App):
-        args = [_evaluate(a, env) for a in (*term.args, *term.attrs)]
-        run = _named(term.op) if term.op.torch is not None else _defined(term.op)
-        return run(*args)
-    if isinstance(term, tuple):
-        return tuple(_evaluate(t, env) for t in term)
-    return term
+def _run_definition(op: Op, args: tuple[Any, ...]) -> Any:
+    """One level of the definition for operands of these very types; what it uses runs the same way."""
+    count = len(args) - len(op.attrs)
+    level = Builder()
+    for value in args[:count]:
+        weak = not isinstance(value, torch.Tensor)
+        level.add(literal if weak else constant, (), (value if weak else "",), None if weak else type_of(value))
+    results = expand(level, op, range(count), args[count:])
+    values = list(args[:count])
+    for node in level.nodes[count:]:
+        values.append(run_node(node, [values[i] for i in node.inputs]))
+    return tuple(values[i] for i in results) if op.multi else values[results[0]]

@@ -73,7 +73,8 @@ class Signature:
     graph output k, ``("constant", v)`` a Python value that the program always returns, ``("input", i)``
     argument i itself (identity is kept). ``baked`` gives the leaves of the arguments that are no graph
     inputs: (position among all leaves, the value that the capture saw, a later call must repeat it).
-    ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None).
+    ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None); ``guards``
+    are further conditions on them, such as ``s0 % 2 == 0``, that the capture took for granted.
     """
 
     inputs: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ class Signature:
     write_backs: tuple[WriteBack, ...] = ()
     baked: tuple[tuple[int, Any], ...] = ()
     ranges: tuple[tuple[str, int, int | None], ...] = ()
+    guards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,9 @@ class Builder:
     def finish(self, outputs: tuple[int, ...], **changes: Any) -> Graph:
         """The finished graph; ``changes`` replace fields inherited from the model graph."""
         names = {n.attrs[0] for n in self.nodes if n.op.leaf == "constant"}
+        # A buffer that the program only writes has no node, and its storage is still needed.
+        written = changes.get("signature", self.base.signature).write_backs
+        names |= {w.target.partition(":")[2] for w in written if w.target.startswith("constant:")}
         pool = changes.pop("constants", self.base.constants)
         kept = {k: v for k, v in pool.items() if k in names}
         return replace(self.base, nodes=tuple(self.nodes), outputs=tuple(outputs), constants=kept, **changes)

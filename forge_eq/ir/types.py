@@ -20,9 +20,6 @@ DTYPES = {
     "i8": 1,
     "u8": 1,
     "bool": 1,
-    "u16": 2,
-    "u32": 4,
-    "u64": 8,
     "c64": 8,
     "c128": 16,
 }  # name -> bytes per element

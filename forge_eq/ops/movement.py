@@ -156,7 +156,10 @@ def _identity(name: str, doc: str, overloads: list[str]) -> Op:
 
 
 def _pass(imp: aten.Importer, op: Op, x: Any, *rest: Any, **kw: Any) -> aten.Ref:
-    aten.need(aten.tensor(imp, x) == imp.out, "a copy that changes the type")
+    t = aten.tensor(imp, x)
+    if t.dtype != imp.out.dtype and t.shape == imp.out.shape:  # ``to`` with a device and a dtype
+        return aten.operand(imp, x, imp.out.dtype)
+    aten.need(t == imp.out, "a copy that changes the type")
     return imp.emit(op, [x])
 
 
