@@ -44,7 +44,7 @@ def side_by_side(before: Sequence[Row], after: Sequence[Row], width: int) -> lis
         if named:
             lines.append(_title(title, shown, family))
         lines += body
-        lines += _differences(shown, family, width)
+        lines += _differences(title, shown, family, width)
     return lines
 
 
@@ -76,13 +76,13 @@ def _title(title: str, shown: Group, family: list[Group]) -> str:
     return f" -- {place}" + (f"  (x{like})" if like > 1 else "")
 
 
-def _differences(shown: Group, family: list[Group], width: int) -> list[str]:
+def _differences(title: str, shown: Group, family: list[Group], width: int) -> list[str]:
     """The layers of another form, by what they have more or less after."""
     lines: dict[str, list[str]] = defaultdict(list)
     for group in family:
         if _shape(group) != _shape(shown):
             lines[_difference(shown, group)].append(group.instance)
-    return [clip(f"    {', '.join(who)}: {what}", width) for what, who in lines.items()]
+    return [clip(f" -- {title.replace('*', ', '.join(who))}: {what}", width) for what, who in lines.items()]
 
 
 def _difference(shown: Group, other: Group) -> str:

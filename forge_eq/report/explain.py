@@ -46,7 +46,7 @@ def rule_counts(graph: Graph) -> Counter[str]:
 def _cost(job: Job) -> list[str]:
     chosen = job["chosen"]
     bought = chosen.extraction
-    found = "proved the least" if bought.status == "optimal" else f"{bought.status}: at most {bought.gap:.1%} above the least"
+    found = "proved: this is the least" if bought.status == "optimal" else f"the choice is within {bought.gap:.1%} of the least"
     return [
         f" cost {chosen.captured_cost:.4g} -> {bought.cost:.4g} us (predicted for {job.target.name}, alpha {job.options.alpha:g})",
         f" least possible cost >= {bought.lower_bound:.4g} us ({found})",

@@ -1,7 +1,7 @@
 """Which chosen node computes which captured value.
 
 Takes the e-graph, the captured and the chosen Graph (before folding). Gives both as rows of one kind, named alike:
-a value that was captured keeps its captured name on both sides. Not here: layout.
+on the right, a value that was captured has the name of the first node that computed it. Not here: layout.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def rows(view: EGraphView, graph: Graph, chosen: bool) -> list[Row]:
         chosen: whether the graph was rebuilt from the e-graph, rather than loaded into it.
     """
     classes = classes_of(view, graph) if chosen else [view.class_of[n.id] for n in graph.nodes]
-    names = _names(view)
+    names = _Names(view, chosen)
     found = []
     for node in calls(graph):
         if view.classes[classes[node.id]].constant:
             continue
-        text = f"{_value(view, classes[node.id], names)} = {_call(view, graph, node, classes, names)}"
+        text = f"{names(node.id, classes)} = {_call(view, graph, node, classes, names)}"
         found.append(Row(classes[node.id], node.op.name, text, node.origin.module, node.origin.rule))
     return found
 
@@ -69,27 +69,29 @@ def classes_of(view: EGraphView, graph: Graph) -> list[int]:
     return classes
 
 
-def _names(view: EGraphView) -> dict[int, str]:
-    """``%7`` for a class that holds captured node 7 (the first of them), ``%n1`` for what only rules know."""
-    names: dict[int, str] = {}
-    for node, cls in sorted(view.class_of.items()):
-        names.setdefault(cls, f"%{node}")
-    return names
+class _Names:
+    """``%7`` for captured node 7 and, in a chosen program, for the class that holds it; ``%n1`` for what is new."""
+
+    def __init__(self, view: EGraphView, chosen: bool) -> None:
+        self.chosen, self.new = chosen, dict[int, str]()
+        self.first: dict[int, str] = {}
+        for node, cls in sorted(view.class_of.items()):
+            self.first.setdefault(cls, f"%{node}")
+
+    def __call__(self, node: int, classes: list[int]) -> str:
+        if not self.chosen:
+            return f"%{node}"
+        cls = classes[node]
+        return self.first.get(cls) or self.new.setdefault(cls, f"%n{len(self.new) + 1}")
 
 
-def _value(view: EGraphView, cls: int, names: dict[int, str]) -> str:
-    if cls not in names:
-        names[cls] = f"%n{sum(name.startswith('%n') for name in names.values()) + 1}"
-    return names[cls]
-
-
-def _call(view: EGraphView, graph: Graph, node: Node, classes: list[int], names: dict[int, str]) -> str:
+def _call(view: EGraphView, graph: Graph, node: Node, classes: list[int], names: _Names) -> str:
     args = ", ".join(_operand(view, graph, graph.nodes[i], classes, names) for i in node.inputs)
     attrs = ", ".join(f"{n}={short(v)}" for (n, _), v in zip(node.op.attrs, node.attrs, strict=True))
     return f"{node.op.name}({'; '.join(filter(None, (args, attrs)))})"
 
 
-def _operand(view: EGraphView, graph: Graph, node: Node, classes: list[int], names: dict[int, str]) -> str:
+def _operand(view: EGraphView, graph: Graph, node: Node, classes: list[int], names: _Names) -> str:
     if node.op.leaf == "literal":
         return short(node.attrs[0])
     if node.op.leaf == "constant":
@@ -97,12 +99,11 @@ def _operand(view: EGraphView, graph: Graph, node: Node, classes: list[int], nam
     if node.op.leaf == "input":
         known = graph.signature.inputs
         return known[node.attrs[0]] if node.attrs[0] < len(known) else f"%{node.id}"
-    cls = classes[node.id]
-    if view.classes[cls].constant:
-        return f"<{view.classes[cls].type}>"
+    if view.classes[classes[node.id]].constant:
+        return f"<{node.type}>"
     if _part(graph, node):
-        return f"{_value(view, classes[node.inputs[0]], names)}.{short(node.attrs[0]) if node.attrs else ''}"
-    return _value(view, cls, names)
+        return f"{names(node.inputs[0], classes)}.{short(node.attrs[0]) if node.attrs else ''}"
+    return names(node.id, classes)
 
 
 def short(value: Any) -> str:
