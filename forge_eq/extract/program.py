@@ -33,7 +33,7 @@ class Chosen:
 
 def problem_of(view: EGraphView, graph: Graph, cost: FusionGain, limits: Limits) -> Problem:
     """The extraction problem of an e-graph. A constant class is one free leaf: the value, folded."""
-    classes = []
+    classes: list[tuple[Choice, ...]] = []
     for cls in view.classes:
         leaf = leaf_of(cls)
         if leaf is not None:
@@ -148,10 +148,10 @@ def _rebuild(view: EGraphView, graph: Graph, picked: Mapping[int, ENode]) -> Gra
     builder, ids = Builder(graph), dict[int, int]()
     while ready:
         _, c = heapq.heappop(ready)
-        node = picked.get(c) or leaf_of(view.classes[c])
-        assert node is not None
-        made = replace(origin.get(c, Origin()), rule=node.rule)
-        ids[c] = builder.add(node.op, tuple(ids[i] for i in node.children), node.attrs, view.classes[c].type, made)
+        pick = picked.get(c) or leaf_of(view.classes[c])
+        assert pick is not None
+        made = replace(origin.get(c, Origin()), rule=pick.rule)
+        ids[c] = builder.add(pick.op, tuple(ids[i] for i in pick.children), pick.attrs, view.classes[c].type, made)
         for reader in readers.get(c, ()):
             after[reader].discard(c)
             if not after[reader]:
