@@ -7,8 +7,11 @@ Reading order: ``match`` (which chosen node is which captured value), ``beside``
 (which rules were needed), ``explain`` (all of it), ``tables`` (stages, storage).
 """
 
-from forge_eq.report.explain import explain, op_counts, rule_counts
+from forge_eq.report.explain import changes, explain, op_counts, program_report, rule_counts, summary
 from forge_eq.report.tables import allocation_table, stage_table, table
 from forge_eq.report.why import Because, because
 
-__all__ = ["Because", "allocation_table", "because", "explain", "op_counts", "rule_counts", "stage_table", "table"]
+__all__ = [
+    "Because", "allocation_table", "because", "changes", "explain", "op_counts", "program_report", "rule_counts",
+    "stage_table", "summary", "table",
+]

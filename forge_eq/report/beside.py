@@ -30,8 +30,8 @@ class Group:
     instance: str = ""
 
 
-def side_by_side(before: Sequence[Row], after: Sequence[Row], width: int) -> list[str]:
-    """Lines of both programs; groups in order of first appearance, equal layers once."""
+def side_by_side(before: Sequence[Row], after: Sequence[Row], width: int, most: int | None = MOST) -> list[str]:
+    """Lines of both programs; groups in order of first appearance, equal layers once, ``most`` lines of each."""
     half = max((width - 5) // 2, 20)
     lines = [f" {'before':{half}} | after"]
     families: dict[str, list[Group]] = defaultdict(list)
@@ -40,7 +40,7 @@ def side_by_side(before: Sequence[Row], after: Sequence[Row], width: int) -> lis
     named = len(families) > 1 or any(len(f) > 1 for f in families.values())
     for title, family in families.items():
         shown = _representative(family)
-        body = _body(shown, half)
+        body = _body(shown, half, most)
         if named:
             lines.append(_title(title, shown, family))
         lines += body
@@ -95,7 +95,7 @@ def _difference(shown: Group, other: Group) -> str:
     return "; ".join(parts) or "the same calls in another order"
 
 
-def _body(group: Group, half: int) -> list[str]:
+def _body(group: Group, half: int, most: int | None) -> list[str]:
     lines, same = [], []
     for left, right in _pairs(group.before, group.after):
         if left and right and _kind(left) == _kind(right):
@@ -105,8 +105,8 @@ def _body(group: Group, half: int) -> list[str]:
         same = []
         lines.append(_line(left.text if left else "", right.text if right else "", half))
     lines += _run(same, half)
-    if len(lines) > MOST:
-        lines = [*lines[:MOST], f"    ... {len(lines) - MOST} more lines"]
+    if most is not None and len(lines) > most:
+        lines = [*lines[:most], f"    ... {len(lines) - most} more lines"]
     return lines
 
 

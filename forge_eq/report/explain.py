@@ -5,13 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from forge_eq.ir.graph import Graph
 from forge_eq.pipeline import Job
 from forge_eq.report.beside import clip, side_by_side
 from forge_eq.report.match import calls, constants_only, rows
-from forge_eq.report.tables import plural, table
+from forge_eq.report.tables import allocation_table, plural, stage_table, table
 from forge_eq.report.why import Because, because
+
+if TYPE_CHECKING:
+    from forge_eq.program import CompiledProgram
 
 
 def explain(job: Job, width: int = 100, why: bool = False, on_step: Callable[[str, int, int], None] | None = None) -> str:
@@ -91,3 +95,28 @@ def _limits(job: Job) -> list[str]:
 
 def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=" ", subsequent_indent="   ")
+
+
+def changes(job: Job, width: int) -> str:
+    """Every call before and after, nothing left out but what is the same on both sides."""
+    view = job["saturate"]
+    pair = rows(view, job["capture"], False), rows(view, job["chosen"].graph, True)
+    return "\n".join(side_by_side(*pair, width, most=None)) + "\n"
+
+
+def summary(job: Job, width: int) -> str:
+    """The result in a few lines: calls, cost, the rules that made the program, limits, what was missed."""
+    before, after = op_counts(job["capture"]).total(), op_counts(job["extract"]).total()
+    made = rule_counts(job["extract"])
+    top = [f"{name} x{n}" for name, n in sorted(made.items(), key=lambda item: (-item[1], item[0]))]
+    change = f" ({(after - before) / before:+.1%})" if before else ""
+    lines = [f" {job['capture'].name}: calls {before} -> {after}{change}", *_cost(job)]
+    lines += _wrap(f"made by {', '.join(top)}" if top else "no rule changed anything", width)
+    lines += _limits(job) + [line for r in job.remarks for line in _wrap(str(r), width)]
+    return "\n".join(lines) + "\n"
+
+
+def program_report(program: CompiledProgram) -> str:
+    """Summary, stages, storage and ownership of a compiled program."""
+    job = program.job
+    return "\n".join([summary(job, 100), stage_table(job), allocation_table(job), f" {program.last.executable.ownership()}\n"])
