@@ -36,9 +36,6 @@ def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[An
     if instr.op is None:
         return (values[instr.reads[0]],)
     operands = [s.value if isinstance(s, Imm) else values[s] for s in instr.srcs]
-    if len(operands) > 1 and not isinstance(operands[0], torch.Tensor) and isinstance(operands[1], torch.Tensor):
-        # torch takes a number on the right only; a tensor of no axes and the same dtype is the same operand
-        operands[0] = torch.tensor(operands[0], dtype=operands[1].dtype)
     first = program.vregs[instr.dsts[0]].type
     node = Node(instr.node, instr.op, (), instr.attrs, first, instr.origin)
     try:
@@ -48,7 +45,7 @@ def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[An
             "run", describe(program, instr), f"torch refuses it: {e}",
             "check the values of the inputs; the error of torch is the cause of this one",
         ) from e
-    return tuple(result) if instr.op.multi else (result,)
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 def describe(program: Program, instr: Instr) -> str:
