@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import sys
 import warnings
@@ -282,16 +281,18 @@ def folder_of(package: str, needed: str) -> Path:
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
     """No progress bars of other libraries, no advice to download: the command line says what goes on."""
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    level = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    logging.getLogger("gguf").setLevel(logging.ERROR)
+    reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    told, bar = transformers.utils.logging, reader.tqdm
+    bars, level = told.is_progress_bar_enabled(), told.get_verbosity()
+    told.disable_progress_bar()
+    told.set_verbosity_error()
+    reader.tqdm = lambda tensors, **_: tensors  # it takes tqdm's own, which the switch above does not reach
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        transformers.utils.logging.set_verbosity(level)
+        reader.tqdm = bar
+        told.set_verbosity(level)
         if bars:
-            transformers.utils.logging.enable_progress_bar()
+            told.enable_progress_bar()

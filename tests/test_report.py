@@ -73,7 +73,7 @@ def test_before_and_after_stand_side_by_side(attention: Job) -> None:
     assert left.split()[0] == right.split()[0]  # and has the same name on both sides
     assert "attention(q, k, v; scale=0.25)" in right
     chosen = attention["chosen"]
-    assert f"cost {chosen.captured_cost:.4g} -> {chosen.extraction.cost:.4g} us" in text
+    assert f"cost {chosen.captured_cost:.4g} us -> {chosen.extraction.cost:.4g} us" in text
     assert "calls 5 -> 1 (-80.0%)" in text
     assert "attention/scaled" in text
     assert "limits: none hit" in text

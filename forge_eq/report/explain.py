@@ -11,7 +11,7 @@ from forge_eq.ir.graph import Graph
 from forge_eq.pipeline import Job
 from forge_eq.report.beside import clip, side_by_side
 from forge_eq.report.match import calls, constants_only, rows
-from forge_eq.report.tables import allocation_table, plural, stage_table, table
+from forge_eq.report.tables import allocation_table, duration, plural, stage_table, table
 from forge_eq.report.why import Because, because
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def _cost(job: Job, width: int) -> list[str]:
     chosen = job["chosen"]
     bought = chosen.extraction
     optimal = bought.status == "optimal"
-    found = "proved: this is the least" if optimal else f"the choice is within {bought.gap:.1%} of the least"
+    found = "proved: this is the least" if optimal else f"the choice is within {bought.gap:.2%} of the least"
     priced = f"predicted for {job.target.name}, alpha {job.options.alpha:g}"
     return [
-        *_wrap(f"cost {chosen.captured_cost:.4g} -> {bought.cost:.4g} us ({priced})", width),
-        *_wrap(f"least possible cost >= {bought.lower_bound:.4g} us ({found})", width),
+        *_wrap(f"cost {duration(chosen.captured_cost)} -> {duration(bought.cost)} ({priced})", width),
+        *_wrap(f"least possible cost >= {duration(bought.lower_bound)} ({found})", width),
     ]
 
 
@@ -94,9 +94,9 @@ def _rules(job: Job, found: Because | None, width: int) -> list[str]:
         others = len(fired - set(made))
         return lines + _wrap(f"{plural(others, 'other rule')} matched; --why finds which of them were needed", width)
     lines.append(" because (without the rule the cost would be)")
-    lines += table(("rule", "cost"), [(name, f"{cost:.4g} us") for name, cost in found.needed])
+    lines += table(("rule", "cost"), [(name, duration(cost)) for name, cost in found.needed])
     for names, cost in found.either:
-        lines += _wrap(f"  either of {', '.join(names)} (without them {cost:.4g} us)", width)
+        lines += _wrap(f"  either of {', '.join(names)} (without them {duration(cost)})", width)
     return lines + _wrap(f"matched but not needed: {plural(len(found.idle), 'rule')}", width)
 
 
