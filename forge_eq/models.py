@@ -281,7 +281,7 @@ def folder_of(package: str, needed: str) -> Path:
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
     """No progress bars of other libraries, no advice to download: the command line says what goes on."""
-    reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
     told, bar = transformers.utils.logging, reader.tqdm
     bars, level = told.is_progress_bar_enabled(), told.get_verbosity()
     told.disable_progress_bar()

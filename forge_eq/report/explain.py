@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from forge_eq.ir.graph import Graph
 from forge_eq.pipeline import Job
@@ -13,9 +13,6 @@ from forge_eq.report.beside import clip, side_by_side
 from forge_eq.report.match import calls, constants_only, rows
 from forge_eq.report.tables import allocation_table, duration, plural, stage_table, table
 from forge_eq.report.why import Because, because
-
-if TYPE_CHECKING:
-    from forge_eq.program import CompiledProgram
 
 
 def explain(
@@ -132,8 +129,8 @@ def summary(job: Job, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def program_report(program: CompiledProgram) -> str:
-    """Summary, stages, storage and ownership of a compiled program."""
+def program_report(program: Any) -> str:
+    """Summary, stages, storage and ownership of a CompiledProgram."""
     job = program.job
     return "\n".join(
         [summary(job, 100), stage_table(job), allocation_table(job), f" {program.last.executable.ownership()}\n"]
