@@ -92,6 +92,18 @@ def make_job(
     return job
 
 
+def settle(job: Job, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[tuple[str, list[Any]]]:
+    """Checks the chosen program on values, keeps the right one, and gives the inputs that it was checked on."""
+    from forge_eq.run.differential import check_graph, input_batches
+
+    if job.options.verify == "off":
+        return []
+    batches = input_batches(job["capture"], args, kwargs, job.options.verify)
+    job.forms["extract"], remark = check_graph(job["capture"], job["extract"], batches)
+    job.remarks.append(remark)
+    return batches
+
+
 def optimize(
     module: Any,
     example_inputs: Sequence[Any] = (),
@@ -122,8 +134,5 @@ def optimize(
     job = make_job(module, example_inputs, example_kwargs, dynamic_shapes, chosen)
     run(job, "extract", on_stage)
     result = Optimized(job)
-    if chosen.verify != "off":
-        from forge_eq.verify.program import check_program
-
-        check_program(job)
+    settle(job, example_inputs, example_kwargs)
     return result

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "layers", "options", "remarks"),
-    ("ir", "ops", "targets"),
+    ("ir", "ops"),
+    ("targets",),
     ("capture",),
     ("rules", "egraph", "verify"),
     ("extract",),
@@ -17,6 +18,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("schedule",),
     ("run",),
     ("report", "pipeline"),
+    ("api", "program"),
+    ("models", "demo"),
     ("cli",),
 )
 

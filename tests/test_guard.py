@@ -21,10 +21,11 @@ from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program
 from forge_eq.ops import attention, composite, elementwise, leaves, linalg, movement
 from forge_eq.ops.spec import Op
-from forge_eq.run.compare import difference, probes
+from forge_eq.run.probes import probes
+from forge_eq.verify.criterion import difference
 from forge_eq.run.executor import Executable, accelerated
 from forge_eq.run.guard import guard
-from forge_eq.run.reference import run_graph
+from forge_eq.capture.execute import run_graph
 from forge_eq.run.values import evaluate, in_float64
 
 openvino = pytest.importorskip("openvino", reason="the guard watches OpenVINO")

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from forge_eq.capture.import_aten import type_of
 from forge_eq.capture.targets import resolve
 from forge_eq.capture.template import decode
+from forge_eq.capture.values import type_of
 from forge_eq.errors import RunError
 from forge_eq.ir.expand import expand
-from forge_eq.ir.graph import Builder, Node
+from forge_eq.ir.graph import Builder, Graph, Node
 from forge_eq.ops.effects import opaque, opaque_effect
 from forge_eq.ops.leaves import constant, literal
 from forge_eq.ops.spec import Op
@@ -40,13 +40,37 @@ def call_of(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] |
         return _named(node.op), (*operands, *node.attrs), {}
     if node.op.define is not None:
         return _defined(node.op), (*operands, *node.attrs), {}
-    raise RunError("run", f"%{node.id} {node.op.name}", "nothing says how torch computes it", "declare the op with torch= or define=")
+    reason, remedy = "nothing says how torch computes it", "declare the op with torch= or define="
+    raise RunError("run", f"%{node.id} {node.op.name}", reason, remedy)
 
 
 def run_node(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> Any:
     """The node's value, computed by torch from ``operands`` (literals are Python numbers)."""
     function, args, kwargs = call_of(node, operands, submodules)
     return function(*args, **kwargs)
+
+
+def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The values of ``graph.outputs`` for the flat inputs, nodes in order; nothing is written back.
+
+    A value is dropped after its last reader, so the peak is what is live, not what was ever made.
+    """
+    left = [len(users) for users in graph.users()]
+    for i in graph.outputs:
+        left[i] += 1
+    values: dict[int, Any] = {}
+    for node in graph.nodes:
+        if node.op.leaf == "input":
+            values[node.id] = inputs[node.attrs[0]]
+        elif node.op is constant:
+            values[node.id] = graph.constants[node.attrs[0]]
+        else:
+            values[node.id] = run_node(node, [values[i] for i in node.inputs], graph.submodules)
+        for i in node.inputs:
+            left[i] -= 1
+            if not left[i]:
+                values.pop(i, None)
+    return tuple(values[i] for i in graph.outputs)
 
 
 _FUNCTIONS: dict[Op, Callable[..., Any]] = {}

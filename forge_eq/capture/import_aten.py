@@ -22,9 +22,10 @@ from torch.fx import Node as FxNode
 
 from forge_eq.capture import targets
 from forge_eq.capture.template import ModuleRef, encode
-from forge_eq.errors import CaptureError, ShapeError
+from forge_eq.capture.values import DTYPE_NAMES, innermost, refuse, type_of
+from forge_eq.errors import ShapeError
 from forge_eq.ir.graph import NOWHERE, Builder, Origin
-from forge_eq.ir.types import DTYPES, NoneType, ScalarType, Sym, TensorType, TupleType, Type
+from forge_eq.ir.types import TupleType, Type
 from forge_eq.ops import ATEN
 from forge_eq.ops.aten import Ref, Unsupported
 from forge_eq.ops.effects import opaque, opaque_effect
@@ -33,40 +34,9 @@ from forge_eq.ops.leaves import constant
 from forge_eq.ops.movement import device_move, project
 from forge_eq.ops.spec import Op
 
-DTYPE_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
-    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.uint16: "u16",
-    torch.uint32: "u32", torch.uint64: "u64", torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
-}
 # Adapters refuse by Unsupported; the others mean that a call has a form its adapter does not know.
+_DENSE = str(torch.ops.aten.contiguous.default)
 _REFUSALS = (Unsupported, ShapeError, TypeError, ValueError, ZeroDivisionError, KeyError)
-_TORCH_HOME = torch.__file__.rpartition("/")[0]
-
-
-def type_of(value: Any) -> Type:
-    """The type of a captured value (a node's ``val``). Raises Unsupported on what the graph cannot hold."""
-    if isinstance(value, torch.Tensor):
-        dtype = DTYPE_NAMES.get(value.dtype)
-        if dtype not in DTYPES or value.layout is not torch.strided or value.is_quantized:
-            raise Unsupported(f"a tensor of {value.dtype} in {value.layout} layout")
-        shape = tuple(value.shape)
-        for d in shape:
-            if type(d) is not int:
-                return TensorType(dtype, tuple(d if type(d) is int else Sym(str(d)) for d in shape))
-        return TensorType(dtype, shape)
-    if value is None:
-        return NoneType()
-    if isinstance(value, list | tuple):
-        return TupleType(tuple(type_of(v) for v in value))
-    for kind, scalars in _SCALARS.items():
-        if isinstance(value, scalars):
-            return ScalarType(kind)
-    raise Unsupported(f"a value of type {type(value).__name__}")
-
-
-_SCALARS: dict[str, tuple[type, ...]] = {
-    "bool": (bool, torch.SymBool), "int": (int, torch.SymInt), "float": (float, torch.SymFloat),
-}
 
 
 class GraphImporter:
@@ -134,10 +104,11 @@ class GraphImporter:
         if target is operator.getitem and isinstance(args[0], Ref | list | tuple):
             if not isinstance(args[0], Ref):
                 return args[0][args[1]]  # a part of what an inlined block returned
-            if isinstance(self.type(args[0]), TupleType) and type(args[1]) is int:
-                return self.emit(project, [args[0]], [args[1] % len(self.type(args[0]).items)])  # type: ignore[union-attr]
+            whole = self.type(args[0])
+            if isinstance(whole, TupleType) and type(args[1]) is int:
+                return self.emit(project, [args[0]], [args[1] % len(whole.items)])
         if isinstance(target, HigherOrderOperator):
-            block = _dissolvable(target.name(), args)
+            block = _dissolvable(targets.block_name(target), args)
             if block is not None:
                 return self.inline(node, *block)
         try:
@@ -160,7 +131,7 @@ class GraphImporter:
                 _same_device(node)
             found = adapter(self, op, *args, **kwargs) if adapter else self.positional(node.target, op, args, kwargs)
             if self.type(found) == self.out:
-                return found  # type: ignore[no-any-return]
+                return found
         except _REFUSALS:
             pass
         del self.builder.nodes[mark:]
@@ -209,7 +180,7 @@ class GraphImporter:
             raise Unsupported(f"{node.target} of a value that is a view: it depends on how the value is stored")
         text, operands = encode((args[0],), {})
         dense = self.builder.add(
-            opaque, tuple(r.id for r in operands), (str(torch.ops.aten.contiguous.default), text), self.type(args[0]), self._origin
+            opaque, tuple(r.id for r in operands), (_DENSE, text), self.type(args[0]), self._origin
         )
         return (Ref(dense), *args[1:])
 
@@ -254,7 +225,7 @@ class GraphImporter:
         key = (trace, path)
         found = self._origins.get(key)
         if found is None:
-            found = self._origins[key] = Origin(_innermost(trace), path)
+            found = self._origins[key] = Origin(innermost(trace), path)
         return found
 
 
@@ -318,25 +289,8 @@ def _submodule_effect(module: Any) -> bool:
         return True
     return any(
         targets.has_effect(n.target, n.args, n.kwargs)
-        for part in module.modules() if isinstance(part, GraphModule)
-        for n in part.graph.nodes if n.op == "call_function"
-    )
-
-
-def _innermost(trace: str) -> str:
-    """``file:line`` of the last frame outside torch."""
-    end = len(trace)
-    while (at := trace.rfind('File "', 0, end)) >= 0:
-        path, _, rest = trace[at + 6 : end].partition('", line ')
-        if not path.startswith(_TORCH_HOME):
-            return f"{path}:{rest.partition(',')[0]}"
-        end = at
-    return ""
-
-
-def refuse(node: FxNode, reason: str) -> CaptureError:
-    where = _innermost(node.meta.get("stack_trace") or "")
-    return CaptureError(
-        "capture", f"{node.name} ({node.target})" + (f" at {where}" if where else ""), reason,
-        "keep this call out of the captured module, or rewrite it without what is named here",
+        for part in module.modules()
+        if isinstance(part, GraphModule)
+        for n in part.graph.nodes
+        if n.op == "call_function"
     )

@@ -7,7 +7,6 @@ not known to be pure counts as an effect. Not here: arguments as text (``capture
 
 from __future__ import annotations
 
-import builtins
 import math
 import operator
 from functools import lru_cache
@@ -20,12 +19,37 @@ from forge_eq.errors import ParseError
 
 # Plain Python functions that exports use on sizes; nothing else is ever looked up by name.
 _FUNCTIONS: dict[str, Any] = {
-    **{f"operator.{f.__name__}": f for f in (
-        operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,
-        operator.neg, operator.pos, operator.abs, operator.lt, operator.le, operator.gt, operator.ge, operator.eq,
-        operator.ne, operator.and_, operator.or_, operator.xor, operator.not_, operator.invert, operator.truth,
-        operator.lshift, operator.rshift, operator.getitem, operator.index,
-    )},
+    **{
+        f"operator.{f.__name__}": f
+        for f in (
+            operator.add,
+            operator.sub,
+            operator.mul,
+            operator.truediv,
+            operator.floordiv,
+            operator.mod,
+            operator.pow,
+            operator.neg,
+            operator.pos,
+            operator.abs,
+            operator.lt,
+            operator.le,
+            operator.gt,
+            operator.ge,
+            operator.eq,
+            operator.ne,
+            operator.and_,
+            operator.or_,
+            operator.xor,
+            operator.not_,
+            operator.invert,
+            operator.truth,
+            operator.lshift,
+            operator.rshift,
+            operator.getitem,
+            operator.index,
+        )
+    },
     **{f"math.{f.__name__}": f for f in (math.floor, math.ceil, math.trunc, math.sqrt, math.log, math.log2, math.exp)},
     **{f"builtins.{f.__name__}": f for f in (abs, bool, float, int, max, min, pow, round)},
     **{f"torch.{n}": f for n, f in vars(torch).items() if n.startswith(("sym_", "_sym_")) and callable(f)},
@@ -35,20 +59,46 @@ _NAMES = {id(f): name for name, f in _FUNCTIONS.items()}
 # Namespaces whose operators keep to their schema; any other operator may do what it likes.
 _KNOWN = frozenset({"aten", "prims", "quantized_decomposed", "torchvision"})
 # Higher-order operators that do what their submodules do, and nothing more.
-_TRANSPARENT = frozenset({
-    "associative_scan", "cond", "hints_wrapper", "invoke_subgraph", "map", "map_impl", "scan", "while_loop", "wrap",
-    "wrap_with_autocast", "wrap_with_set_grad_enabled",
-})
+_TRANSPARENT = frozenset(
+    {
+        "associative_scan",
+        "cond",
+        "hints_wrapper",
+        "invoke_subgraph",
+        "map",
+        "map_impl",
+        "scan",
+        "while_loop",
+        "wrap",
+        "wrap_with_autocast",
+        "wrap_with_set_grad_enabled",
+    }
+)
 # They write through operands that their schema does not mark: (argument that switches it on).
 _HIDDEN_WRITES = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 # The result depends on the operand's strides, not only on its elements.
-_STORAGE = frozenset({
-    "aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default", "aten.view.dtype",
-    "aten.view_as_complex.default", "aten.is_contiguous.default", "aten.sym_stride.int", "aten.sym_stride.default",
-    "aten.sym_storage_offset.default", "aten.stride.int", "aten.storage_offset.default",
-})
+_STORAGE = frozenset(
+    {
+        "aten.as_strided.default",
+        "aten.as_strided_copy.default",
+        "aten.as_strided_scatter.default",
+        "aten.view.dtype",
+        "aten.view_as_complex.default",
+        "aten.is_contiguous.default",
+        "aten.sym_stride.int",
+        "aten.sym_stride.default",
+        "aten.sym_storage_offset.default",
+        "aten.stride.int",
+        "aten.storage_offset.default",
+    }
+)
 # Views that exist only for some strides: reshape gives the same elements for all of them.
 _VIEWS = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
+
+
+def block_name(target: HigherOrderOperator) -> str:
+    """The name of a higher-order operator, e.g. ``cond``."""
+    return str(target.name())  # type: ignore[no-untyped-call]
 
 
 def target_name(target: Any) -> str:
@@ -60,7 +110,7 @@ def target_name(target: Any) -> str:
     if isinstance(target, OpOverload):
         return str(target)
     if isinstance(target, HigherOrderOperator):
-        return f"higher_order.{target.name()}"
+        return f"higher_order.{block_name(target)}"
     name = _NAMES.get(id(target))
     if name is None:
         raise ValueError(f"{target!r} is neither an operator nor a known function on sizes")
@@ -135,7 +185,7 @@ def writes(target: Any, args: Any, kwargs: Any) -> bool:
 def has_effect(target: Any, args: Any, kwargs: Any) -> bool:
     """Whether the call must run, once and in its place, whoever reads its result. Submodules are not looked at."""
     if isinstance(target, HigherOrderOperator):
-        return target.name() not in _TRANSPARENT
+        return block_name(target) not in _TRANSPARENT
     if not isinstance(target, OpOverload):
         return False
     _, random, checks, _ = _overload_facts(target)

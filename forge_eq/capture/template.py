@@ -41,12 +41,15 @@ def encode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[Re
     return json.dumps(body, separators=(",", ":"), allow_nan=False), holes
 
 
-def decode(text: str, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def decode(
+    text: str, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) with the operands in the holes. Raises ParseError on foreign text."""
     args, kwargs = _parse(text)
     modules = {} if submodules is None else submodules
     try:
-        return tuple(_read(a, operands, modules) for a in args), {k: _read(v, operands, modules) for k, v in kwargs.items()}
+        named = {k: _read(v, operands, modules) for k, v in kwargs.items()}
+        return tuple(_read(a, operands, modules) for a in args), named
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as e:
         raise ParseError("capture", text, f"the template does not fit its operands: {e!r}", "capture again") from None
 

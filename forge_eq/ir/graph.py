@@ -73,7 +73,9 @@ class Signature:
     graph output k, ``("constant", v)`` a Python value that the program always returns, ``("input", i)``
     argument i itself (identity is kept). ``baked`` gives the leaves of the arguments that are no graph
     inputs: (position among all leaves, the value that the capture saw, a later call must repeat it).
-    ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None).
+    ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None); ``guards``
+    are further conditions on them, such as ``s0 % 2 == 0``, that the capture took for granted. An input that is
+    a number has its own name as its symbol.
     """
 
     inputs: tuple[str, ...] = ()
@@ -83,6 +85,7 @@ class Signature:
     write_backs: tuple[WriteBack, ...] = ()
     baked: tuple[tuple[int, Any], ...] = ()
     ranges: tuple[tuple[str, int, int | None], ...] = ()
+    guards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,18 @@ class Graph:
                 found[source].append(node.id)
         return found
 
-    def live(self) -> Graph:
-        """The same program without nodes that reach neither an output nor an effect."""
+    def live_ids(self) -> set[int]:
+        """The inputs and the nodes that reach an output or an effect."""
         keep = set(self.outputs) | set(self.effects)
         keep |= {n.id for n in self.nodes if n.op.leaf == "input"}
         for node in reversed(self.nodes):
             if node.id in keep:
                 keep.update(node.inputs)
+        return keep
+
+    def live(self) -> Graph:
+        """The same program without nodes that reach neither an output nor an effect."""
+        keep = self.live_ids()
         return self if len(keep) == len(self.nodes) else self.select(keep)
 
     def select(self, keep: Iterable[int]) -> Graph:

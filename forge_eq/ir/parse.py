@@ -23,7 +23,7 @@ from forge_eq.ops.spec import Op
 _DEFINES = re.compile(r"\s*%(\w+)\s*=")
 _NAME = re.compile(r"%(\w+)")
 _ATTR = re.compile(r"\s*[a-z_]+\s*=")
-_KEYS = "return, inputs, in_spec, out_spec, result, write, baked, range, note or submodule"
+_KEYS = "return, inputs, in_spec, out_spec, result, write, baked, range, guard, note or submodule"
 
 
 def parse(
@@ -151,11 +151,12 @@ class _Reader:
         attrs = self.attributes(c, op)
         if not op.variadic and len(operands) != len(op.inputs):
             c.fail(f"{len(operands)} operands for {op.signature}", "follow the signature")
-        inputs = tuple(i if isinstance(i, int) else self.builder.add(literal, (), i) for i in operands)
         type = self.type(c, c.until(";")) if c.take(":") else None
+        origin = self.origin(c)
+        inputs = tuple(i if isinstance(i, int) else self.builder.add(literal, (), i, origin=origin) for i in operands)
         if type is None and (op.effectful or (op.leaf and op is not literal)):
             c.fail(f"the type of {name} cannot be inferred", "write it after a colon")
-        self.ids[ref] = self.builder.add(op, inputs, attrs, type, self.origin(c))
+        self.ids[ref] = self.builder.add(op, inputs, attrs, type, origin)
         if self.due.pop(ref, (None, type))[1] != type:
             c.fail(f"%{ref} has another type in the head", "let both say the same")
 
@@ -244,6 +245,9 @@ class _Reader:
 
     def read_range(self, c: Cursor) -> None:
         self.sig.setdefault("ranges", []).append(c.value())
+
+    def read_guard(self, c: Cursor) -> None:
+        self.sig.setdefault("guards", []).append(c.string())
 
     def read_note(self, c: Cursor) -> None:
         self.notes.append(c.string())

@@ -81,6 +81,7 @@ def _slice(imp: aten.Importer, op: Op, x: Any, dim: int = 0, start: Any = None, 
     axis = _axis(imp, x, dim)
     size = aten.tensor(imp, x).shape[axis]
     aten.need(all(isinstance(v, int | type(None)) for v in (start, end, step)) and isinstance(size, int), "symbolic slice")
+    assert isinstance(size, int)
     start, stop, step = slice(start, min(end if end is not None else sys.maxsize, sys.maxsize), step).indices(size)
     return imp.emit(op, [x], [axis, start, max(start, stop), step])
 

@@ -18,7 +18,7 @@ import torch
 from forge_eq.errors import RunError
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program, Segment
-from forge_eq.run.compare import Wide, difference
+from forge_eq.verify.criterion import Oracle, difference
 from forge_eq.run.openvino_builder import shared_tensor
 from forge_eq.run.segments import build_model, compile_model
 from forge_eq.run.values import TORCH_DTYPES
@@ -33,7 +33,7 @@ class Culprit:
     reason: str
 
 
-def culprits(program: Program, target: Target, values: Sequence[Any], wide: Wide, threads: int = 0) -> list[Culprit]:
+def culprits(program: Program, target: Target, values: Sequence[Any], wide: Oracle, threads: int = 0) -> list[Culprit]:
     """One culprit for each OpenVINO segment that is wrong on right inputs.
 
     Args:
@@ -46,7 +46,7 @@ def culprits(program: Program, target: Target, values: Sequence[Any], wide: Wide
 
 
 class _Search:
-    def __init__(self, program: Program, values: Sequence[Any], wide: Wide, threads: int) -> None:
+    def __init__(self, program: Program, values: Sequence[Any], wide: Oracle, threads: int) -> None:
         self.program, self.values, self.wide, self.threads = program, values, wide, threads
         self.last_use = {program.root(r): p for p, i in enumerate(program.instrs) for r in i.reads}
         self.last_use |= {program.root(o): len(program.instrs) for o in program.outputs}

@@ -8,15 +8,14 @@ other) except for a result that is an argument itself; writes happen after every
 
 from __future__ import annotations
 
-import ast
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-from forge_eq.capture.import_aten import DTYPE_NAMES
+from forge_eq.capture.sizes import evaluate
+from forge_eq.capture.values import DTYPE_NAMES
 from forge_eq.errors import InputError
 from forge_eq.ir.graph import Graph, Signature
 from forge_eq.ir.types import ScalarType, Sym, TensorType
@@ -47,13 +46,16 @@ def input_checker(graph: Graph) -> Callable[..., tuple[Any, ...]]:
             else:
                 inputs.append(value)
         sizes: dict[str, int] = {}
-        for name, type, value in zip(names, types, inputs, strict=True):
-            _check_value(name, type, value, sizes)
-        for name, type, value in zip(names, types, inputs, strict=True):
-            _check_derived(name, type, value, sizes)
+        for name, expected, value in zip(names, types, inputs, strict=True):
+            _check_value(name, expected, value, sizes)
+        for name, expected, value in zip(names, types, inputs, strict=True):
+            _check_derived(name, expected, value, sizes)
         for symbol, low, high in signature.ranges:
             if symbol in sizes and not (low <= sizes[symbol] and (high is None or sizes[symbol] <= high)):
                 raise _refusal(symbol, f"a size of {sizes[symbol]} outside {low} to {'any' if high is None else high}")
+        for guard in signature.guards:
+            if evaluate(guard, sizes) is False:
+                raise _refusal("arguments", f"sizes {sizes} break {guard}, which the capture relied on")
         for i in written:
             for k, other in enumerate(inputs):
                 if k != i and isinstance(other, torch.Tensor) and address(other) == address(inputs[i]) != 0:
@@ -68,7 +70,8 @@ def _leaves(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
     spec = signature.in_spec
     if spec is None:
         if kwargs or len(args) != count:
-            raise _refusal("arguments", f"{len(args)} positional and {len(kwargs)} keyword, where {count} positional are due")
+            got = f"{len(args)} positional and {len(kwargs)} keyword"
+            raise _refusal("arguments", f"{got}, where {count} positional are due")
         return list(args)
     positional, keyword = spec.children()
     if len(args) != positional.num_children:
@@ -93,57 +96,38 @@ def _check_baked(position: int, value: Any, due: Any) -> None:
         raise _refusal(f"argument leaf {position}", f"is {_shown(value)}; the program was captured for {due!r} alone")
 
 
-def _check_value(name: str, type: Any, value: Any, sizes: dict[str, int]) -> None:
+def _check_value(name: str, expected: Any, value: Any, sizes: dict[str, int]) -> None:
     """Kind, dtype, rank and sizes; a symbol is bound where it is met first."""
-    if isinstance(type, ScalarType):
-        if not isinstance(value, _KINDS[type.kind]) or (isinstance(value, bool) and type.kind != "bool"):
-            raise _refusal(name, f"is {_shown(value)}, where a Python {type.kind} is due")
+    if isinstance(expected, ScalarType):
+        if not isinstance(value, int | float) or type(value) is not _KINDS[expected.kind]:
+            raise _refusal(name, f"is {_shown(value)}, where a Python {expected.kind} is due")
+        if isinstance(value, int):
+            sizes[name] = value
         return
     if not isinstance(value, torch.Tensor):
-        raise _refusal(name, f"is {_shown(value)}, where a tensor {type} is due")
-    if DTYPE_NAMES.get(value.dtype) != type.dtype or value.dim() != type.rank or value.layout is not torch.strided:
-        raise _refusal(name, f"is {_shown(value)}, where {type} is due")
-    for size, due in zip(value.shape, type.shape, strict=True):
+        raise _refusal(name, f"is {_shown(value)}, where a tensor {expected} is due")
+    if (
+        DTYPE_NAMES.get(value.dtype) != expected.dtype
+        or value.dim() != expected.rank
+        or value.layout is not torch.strided
+    ):
+        raise _refusal(name, f"is {_shown(value)}, where {expected} is due")
+    for size, due in zip(value.shape, expected.shape, strict=True):
         if isinstance(due, Sym):
             due = sizes.setdefault(due.name, size) if due.name.isidentifier() else size
         if size != due:
-            raise _refusal(name, f"is {_shown(value)}, where {type} is due")
+            raise _refusal(name, f"is {_shown(value)}, where {expected} is due")
 
 
-def _check_derived(name: str, type: Any, value: Any, sizes: dict[str, int]) -> None:
+def _check_derived(name: str, expected: Any, value: Any, sizes: dict[str, int]) -> None:
     """Sizes that are expressions of other sizes, such as ``2*s0``."""
-    if not isinstance(type, TensorType):
+    if not isinstance(expected, TensorType):
         return
-    for size, due in zip(value.shape, type.shape, strict=True):
+    for size, due in zip(value.shape, expected.shape, strict=True):
         if isinstance(due, Sym) and not due.name.isidentifier():
-            expected = size_of(due.name, sizes)
-            if expected is not None and expected != size:
-                raise _refusal(name, f"is {_shown(value)}, where {type} with {due} = {expected} is due")
-
-
-_OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-def size_of(expression: str, sizes: Mapping[str, int]) -> int | None:
-    """The value of a size expression, or None when it has a part that is unknown here."""
-
-    def value(node: ast.AST) -> int | None:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        if isinstance(node, ast.Name):
-            return sizes.get(node.id)
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            left, right = value(node.left), value(node.right)
-            return None if left is None or right is None else _OPERATORS[type(node.op)](left, right)
-        return None
-
-    try:
-        return value(ast.parse(expression, mode="eval").body)
-    except (SyntaxError, ZeroDivisionError):
-        return None
+            needed = evaluate(due.name, sizes)
+            if needed is not None and needed != size:
+                raise _refusal(name, f"is {_shown(value)}, where {expected} with {due} = {needed} is due")
 
 
 def _shown(value: Any) -> str:
@@ -157,7 +141,11 @@ def _shown(value: Any) -> str:
 
 def address(value: torch.Tensor) -> int:
     """Where the tensor's storage lies; 0 when it has no memory (empty, or on the meta device)."""
-    return value.untyped_storage().data_ptr()
+    storage = value.untyped_storage()
+    try:
+        return storage.data_ptr()
+    except RuntimeError:  # a tensor that is being traced: its storage object stands for the memory
+        return int(storage._cdata)
 
 
 def own_copy(value: torch.Tensor) -> torch.Tensor:
@@ -165,7 +153,8 @@ def own_copy(value: torch.Tensor) -> torch.Tensor:
     storage = value.untyped_storage()
     if storage.nbytes() < value.numel() * value.element_size() and not value.is_conj() and not value.is_neg():
         fresh = torch.empty(0, dtype=value.dtype, device=value.device)
-        return fresh.set_(storage.clone(), value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload,no-any-return]
+        copied: Any = storage.clone()  # type: ignore[no-untyped-call]
+        return fresh.set_(copied, value.storage_offset(), value.shape, value.stride())
     return value.clone()
 
 
@@ -180,7 +169,9 @@ def deliverer(graph: Graph) -> Callable[..., Any]:
     written = tuple(w.output for w in signature.write_backs)
     leaves = signature.outputs or tuple(("value", k) for k in range(count))
 
-    def deliver(values: Sequence[Any], sources: Sequence[Any], targets: Sequence[torch.Tensor], inputs: Sequence[Any]) -> Any:
+    def deliver(
+        values: Sequence[Any], sources: Sequence[Any], targets: Sequence[torch.Tensor], inputs: Sequence[Any]
+    ) -> Any:
         taken = {address(t) for t in (*sources, *targets) if isinstance(t, torch.Tensor)} - {0}
         results = []
         for value in values[:count]:

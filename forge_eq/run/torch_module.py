@@ -19,6 +19,7 @@ from torch.fx import Node as FxNode
 from forge_eq.capture.execute import OPAQUE, call_of
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.ops.elementwise import cast
+from forge_eq.ops.leaves import constant, input_
 from forge_eq.run.boundary import deliverer, input_checker
 
 
@@ -32,6 +33,7 @@ def to_module(graph: Graph) -> GraphModule:
 
 
 _RESERVED = frozenset(dir(GraphModule(torch.nn.Module(), FxGraph())))  # names that a module needs for itself
+_MOVES = ("movement", "view")
 
 
 class _Emitter:
@@ -53,15 +55,11 @@ class _Emitter:
             inputs[index] = self.fx.create_node("call_function", operator.getitem, (flat, index), name=label)
         for node in graph.nodes:
             self.values.append(inputs[node.attrs[0]] if node.op.leaf == "input" else self.emit(node))
-        result = self.fx.create_node(
-            "call_function", deliverer(graph),
-            (
-                [self.values[i] for i in graph.outputs], [self.values[i] for i in sorted(shared_leaves(graph))],
-                [self.target(w.target, inputs) for w in graph.signature.write_backs], [inputs[i] for i in sorted(inputs)],
-            ),
-            name="result",
-        )
-        self.fx.output(result)
+        outputs = [self.values[i] for i in graph.outputs]
+        sources = [self.values[i] for i in sorted(shared_leaves(graph))]
+        goals = [self.target(w.target, inputs) for w in graph.signature.write_backs]
+        given = (outputs, sources, goals, [inputs[i] for i in sorted(inputs)])
+        self.fx.output(self.fx.create_node("call_function", deliverer(graph), given, name="result"))
         return GraphModule(self.root, self.fx, class_name=_identifier(graph.name))
 
     def emit(self, node: Node) -> Any:
@@ -92,9 +90,8 @@ class _Emitter:
     def free_path(self, name: str) -> str:
         """A path that is neither an attribute of every module nor inside or around one that is in use."""
         path = name
-        while (
-            path.partition(".")[0] in _RESERVED
-            or any(p == path or p.startswith(path + ".") or path.startswith(p + ".") for p in self.root)
+        while path.partition(".")[0] in _RESERVED or any(
+            p == path or p.startswith(path + ".") or path.startswith(p + ".") for p in self.root
         ):
             path = f"{path.replace('.', '_')}_"
         return path
@@ -125,8 +122,8 @@ def shared_leaves(graph: Graph) -> set[int]:
         if node.id in seen:
             continue
         seen.add(node.id)
-        if node.op.leaf in ("input", "constant"):
+        if node.op is input_ or node.op is constant:
             found.add(node.id)
-        elif node.op in OPAQUE or node.op.traits.view or node.op is cast or node.op.cost.cost_class in ("movement", "view"):
+        elif node.op in OPAQUE or node.op is cast or node.op.traits.view or node.op.cost.cost_class in _MOVES:
             stack += node.inputs
     return found

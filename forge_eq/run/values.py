@@ -1,7 +1,7 @@
 """One instruction by torch, and a whole program without an arena.
 
 Takes a program and its flat inputs. Gives the value of every register. Promises: instructions in order, each computed
-by ``run.reference``'s node executor from fresh values; ``wide`` computes the same program in float64.
+by ``capture.execute``'s node executor from fresh values; ``wide`` computes the same program in float64.
 Not here: storage (``run.arena``), OpenVINO (``run.segments``).
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from forge_eq.errors import ForgeError, RunError
+from forge_eq.capture.execute import run_graph, run_node
 from forge_eq.ir.graph import Graph, Node, rewrite_nodes
 from forge_eq.ir.types import DTYPES, FLOATS, TensorType
 from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.elementwise import cast
-from forge_eq.run.reference import run_graph, run_node
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
@@ -37,9 +37,6 @@ def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[An
     if instr.op is None:
         return (values[instr.reads[0]],)
     operands = [s.value if isinstance(s, Imm) else values[s] for s in instr.srcs]
-    if len(operands) > 1 and not isinstance(operands[0], torch.Tensor) and isinstance(operands[1], torch.Tensor):
-        # torch takes a number on the right only; a tensor of no axes and the same dtype is the same operand
-        operands[0] = torch.tensor(operands[0], dtype=operands[1].dtype)
     first = program.vregs[instr.dsts[0]].type
     node = Node(instr.node, instr.op, (), instr.attrs, first, instr.origin)
     try:
@@ -49,7 +46,7 @@ def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[An
             "run", describe(program, instr), f"torch refuses it: {e}",
             "check the values of the inputs; the error of torch is the cause of this one",
         ) from e
-    return tuple(result) if instr.op.multi else (result,)
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 def describe(program: Program, instr: Instr) -> str:
