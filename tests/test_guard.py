@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from random_graphs import random_graph
-from run_programs import TARGET, Attention, Mlp, captured, language, random_inputs, scheduled
 from torch import nn
 
+from forge_eq.capture.execute import run_graph
 from forge_eq.capture.export import capture
 from forge_eq.errors import RunError
 from forge_eq.ir.graph import Builder, Graph
@@ -21,12 +20,13 @@ from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program
 from forge_eq.ops import attention, composite, elementwise, leaves, linalg, movement
 from forge_eq.ops.spec import Op
-from forge_eq.run.probes import probes
-from forge_eq.verify.criterion import difference
 from forge_eq.run.executor import Executable, accelerated
 from forge_eq.run.guard import guard
-from forge_eq.capture.execute import run_graph
+from forge_eq.run.probes import probes
 from forge_eq.run.values import evaluate, in_float64
+from forge_eq.verify.criterion import difference
+from random_graphs import random_graph
+from run_programs import TARGET, Attention, Mlp, captured, language, random_inputs, scheduled
 
 openvino = pytest.importorskip("openvino", reason="the guard watches OpenVINO")
 torch.set_num_threads(1)

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from forge_eq.ir.types import FLOATS, INTEGERS, Sym, TensorType
 from forge_eq.ops.spec import REGISTRY, Op
 
-
 CASTABLE = frozenset({"f64", "f32", "i64", "i32", "bool"})  # dtypes that the op cast converts between
 
 

@@ -21,12 +21,12 @@ from forge_eq.errors import ForgeError, RunError
 from forge_eq.lower.npu import Instr, Program, operand_type
 from forge_eq.remarks import Remark
 from forge_eq.run.bisect import culprits
-from forge_eq.run.probes import probes
-from forge_eq.verify.criterion import difference
 from forge_eq.run.executor import Executable, accelerated, pin
 from forge_eq.run.openvino_builder import load_openvino
+from forge_eq.run.probes import probes
 from forge_eq.run.values import describe, evaluate
 from forge_eq.targets import Target
+from forge_eq.verify.criterion import difference
 
 Reference = Callable[[Sequence[Any]], Sequence[Any]]  # flat inputs -> flat outputs
 WideReference = Callable[[Sequence[Any]], Sequence[Any] | None]  # None: cannot be computed in float64

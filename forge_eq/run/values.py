@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from forge_eq.errors import ForgeError, RunError
 from forge_eq.capture.execute import run_graph, run_node
+from forge_eq.errors import ForgeError, RunError
 from forge_eq.ir.graph import Graph, Node, rewrite_nodes
 from forge_eq.ir.types import DTYPES, FLOATS, TensorType
 from forge_eq.lower.npu import Imm, Instr, Program
