@@ -137,8 +137,9 @@ def move(p: Program) -> Value:
 
 
 def retype(p: Program) -> Value:
-    """Casts to the dtype at hand and to others."""
+    """Casts to the dtype at hand and to others, with whole numbers in between."""
     x = p(elementwise.cast, p.any(), p.rng.choice(["f32", "i64", "f64"]))
+    x = p(p.rng.choice([add, mul]), x, p.rng.choice([0, 1]))
     return p(elementwise.cast, x, "f32")
 
 
@@ -179,7 +180,7 @@ def masked(p: Program) -> Value:
 
 def activation(p: Program, x: Value) -> Value:
     """An activation by name or written out, with its constants or others."""
-    kind = p.rng.randrange(-2, 6)
+    kind = p.rng.randrange(-4, 6)
     if kind <= 0:
         return p(p.rng.choice([act for act, _ in composite.ACTIVATIONS.values()]), x)
     if kind == 1:
@@ -391,7 +392,7 @@ def grouped(p: Program) -> Value:
 
 
 PIECES: list[Callable[[Program], Value]] = [
-    move, move, retype, scale, scale, twice, choose, masked, activate, gated, soft, norm, norm, dense, dense, rows,
+    move, move, retype, scale, scale, twice, choose, masked, activate, gated, soft, norm, norm, dense, dense, dense, rows,
     siblings, rotary, attend, attend, grouped,
 ]  # fmt: skip
 
