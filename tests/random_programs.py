@@ -392,8 +392,8 @@ def grouped(p: Program) -> Value:
 
 
 PIECES: list[Callable[[Program], Value]] = [
-    move, move, retype, scale, scale, twice, choose, masked, activate, gated, soft, norm, norm, dense, dense, dense, rows,
-    siblings, rotary, attend, attend, grouped,
+    move, move, retype, scale, scale, twice, choose, masked, activate, gated, soft, norm, norm, dense, dense, dense,
+    rows, siblings, rotary, attend, attend, grouped,
 ]  # fmt: skip
 
 
