@@ -18,7 +18,7 @@ import torch.utils._pytree as pytree
 from forge_eq.api import Progress, make_job, make_options, settle
 from forge_eq.capture.execute import run_graph
 from forge_eq.errors import RunError
-from forge_eq.ir.graph import Builder, Graph
+from forge_eq.ir.graph import Builder, Graph, Signature
 from forge_eq.ir.types import TensorType
 from forge_eq.ops.leaves import input_
 from forge_eq.options import Options
@@ -59,7 +59,8 @@ class Specialised:
 
     job: Job
     executable: Executable
-    state: tuple[torch.Tensor, ...]  # buffers that the program writes, in the order of the extra inputs
+    names: tuple[str, ...] = ()  # of the buffers that the program writes, in the order of its extra inputs
+    state: tuple[torch.Tensor, ...] = ()
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         return self.executable([*inputs, *self.state])
@@ -151,10 +152,16 @@ class CompiledProgram:
         return program_report(self)
 
     def save(self, path: str | Path) -> None:
-        """Writes the program to one ``.forge`` file (no pickle). Raises FileError."""
-        from forge_eq.run.save import save
+        """Writes the program, for the shapes that ran last, to one ``.forge`` file (no pickle). Raises FileError."""
+        from forge_eq.run.save import Saved, save
 
-        save(self, Path(path))
+        last, state = self.last, {w for kind, _, w in self._targets if kind == "constant"}
+        kept = {name: self.captured.constants[name] for name in sorted(state)}
+        options = {"name": self.captured.name, "alpha": self.options.alpha, "threads": self.options.threads}
+        options["inputs"] = len(last.executable.program.inputs) - len(last.state)
+        options["state"] = list(last.names)
+        executable = last.executable
+        save(path, Saved(self.schedule, executable.allocation, executable.target, executable.pins, options, state=kept))
 
 
 def specialise(
@@ -176,7 +183,7 @@ def specialise(
     start = time.perf_counter()
     executable = _build(job, [*batches[0][1], *state] if batches else None)
     job.seconds["build"] = time.perf_counter() - start
-    return Specialised(job, executable, state)
+    return Specialised(job, executable, names, state)
 
 
 def _build(job: Job, examples: list[Any] | None) -> Executable:
@@ -242,6 +249,22 @@ def _callable(module: Any) -> Any:
 
 def load(path: str | Path) -> CompiledProgram:
     """A program that :meth:`CompiledProgram.save` wrote. Raises FileError when it is corrupt or foreign."""
+    from forge_eq.run.executor import Executable
     from forge_eq.run.save import load as read
 
-    return read(Path(path))
+    saved = read(path)
+    program, count, names = saved.schedule.program, saved.options["inputs"], tuple(saved.options["state"])
+    builder = Builder(Graph(saved.options["name"], (), (), signature=_users_part(program.signature, count)))
+    for index, vreg in enumerate(program.inputs[:count]):
+        builder.add(input_, (), (index,), program.vregs[vreg].type)
+    face = replace(builder.finish((0,) * len(program.outputs)), constants=saved.state)
+    options = Options(alpha=saved.options["alpha"], threads=saved.options["threads"])
+    job = Job(options, forms={"schedule": saved.schedule, "alloc": saved.allocation})
+    executable = Executable(program, saved.target, saved.pins, options.threads)
+    ready = Specialised(job, executable, names, tuple(saved.state[n] for n in names))
+    return CompiledProgram(face, options, None, ready)
+
+
+def _users_part(signature: Signature, count: int) -> Signature:
+    """The signature without the buffers that were appended to its inputs."""
+    return replace(signature, inputs=signature.inputs[:count])

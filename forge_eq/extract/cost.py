@@ -97,7 +97,9 @@ class FusionGain:
         """The cost of an e-node."""
         types = [classes[c].type for c in node.children]
         own = self.time(node.op, types, node.attrs, out)
-        parts = self.parts(node.op, types, node.attrs, out) if node.rule else None
+        # An op that the program was captured with is no fusion, whoever made this node of it.
+        fusion = bool(node.rule) and node.op not in self.captured
+        parts = self.parts(node.op, types, node.attrs, out) if fusion else None
         if parts is None:
             return own
         penalty = self.target.penalty(node.op.cost.cost_class) * parts

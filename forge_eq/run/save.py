@@ -42,13 +42,15 @@ from forge_eq.targets import Target
 from forge_eq.targets import parse as parse_target
 
 FORMAT, VERSION = "forge_eq.program", 1
+STATE = "state:"  # before the name of a written buffer; names of constants have no colon
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True)
 class Saved:
     """What a file holds. ``schedule.program`` carries data and signature; ``pins`` are positions that torch computes;
-    ``options`` is any JSON object of the caller's; ``versions`` names the packages that wrote the file."""
+    ``options`` is any JSON object of the caller's; ``versions`` names the packages that wrote the file. ``state``
+    holds the buffers that the program writes, which are its inputs beside the user's."""
 
     schedule: Schedule
     allocation: Allocation
@@ -56,6 +58,7 @@ class Saved:
     pins: frozenset[int] = frozenset()
     options: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    state: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------------------------- writing
@@ -79,6 +82,8 @@ def save(path: str | os.PathLike[str], saved: Saved) -> None:
     tensors, orders = {}, {}
     for _, name in program.constants:
         tensors[name], orders[name] = _dense(name, program.data.get(name))
+    for name, value in saved.state.items():
+        tensors[STATE + name], orders[STATE + name] = _dense(name, value)
     document = json.dumps({
         "schedule": schedule_text(saved.schedule), "allocation": allocation_text(saved.allocation),
         "target": _target_text(saved.target), "signature": to_json(program.signature), "pins": sorted(saved.pins),
@@ -246,7 +251,9 @@ def _envelope(where: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 def _rebuild(where: Path, document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Saved:
     schedule = parse_schedule(document["schedule"])
     target = parse_target(document["target"], str(where))
-    data = {name: tensors[name].permute(order) for name, order in document["orders"].items()}
+    values = {name: tensors[name].permute(order) for name, order in document["orders"].items()}
+    data = {name: value for name, value in values.items() if not name.startswith(STATE)}
+    state = {name.removeprefix(STATE): value.contiguous() for name, value in values.items() if name.startswith(STATE)}
     program = replace(schedule.program, data=data, signature=from_json(document["signature"]))
     for vreg, name in program.constants:
         type, value = program.vregs[vreg].type, data[name]
@@ -258,7 +265,8 @@ def _rebuild(where: Path, document: dict[str, Any], tensors: dict[str, torch.Ten
     alloc_checker.check(pin(program, target, pins), target, allocation)
     _find_operators(schedule)
     return Saved(
-        replace(schedule, program=program), allocation, target, pins, document["options"], document["versions"]
+        replace(schedule, program=program), allocation, target, pins, document["options"], document["versions"],
+        state,
     )
 
 
