@@ -13,7 +13,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from egraphs import transformer
-
 from forge_eq.extract import EXTRACTORS, Budget, Problem, check
 
 SHARED = Path(os.environ.get("FORGE_EQ_SHARED", Path(__file__).resolve().parents[2] / "shared"))
@@ -37,8 +36,11 @@ def show(title: str, problem: Problem) -> None:
         took = time.perf_counter() - start
         check(problem, answer)
         work = " ".join(f"{name} {count}" for name, count in answer.work.items())
-        print(f"  {extractor.name:13} cost {answer.cost:12.5f}  gap {answer.gap:7.2%}  {answer.status:9} "
-              f"{took * 1e3:9.1f} ms  {work}", flush=True)
+        print(
+            f"  {extractor.name:13} cost {answer.cost:12.5f}  gap {answer.gap:7.2%}  {answer.status:9} "
+            f"{took * 1e3:9.1f} ms  {work}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ against this order and on a part that is missing here. The package's ``__init__`
 from __future__ import annotations
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "layers", "options", "remarks", "targets"),
+    ("errors", "layers", "options", "remarks"),
     ("ir", "ops"),
+    ("targets",),
     ("capture",),
     ("rules", "egraph", "verify"),
     ("extract",),
@@ -17,6 +18,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("schedule",),
     ("run",),
     ("report", "pipeline"),
+    ("api", "program"),
+    ("models", "demo"),
     ("cli",),
 )
 

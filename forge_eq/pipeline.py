@@ -56,9 +56,12 @@ class Stage:
 
     def reparse(self, job: Job) -> None:
         """Replaces the form by what its text reads as. Constant data, which text only names, is kept."""
-        form = job[self.name]
+        form, module = job[self.name], import_module(self.module)
+        if hasattr(module, "reparse"):
+            job.forms[self.name] = module.reparse(form)
+            return
         kept = {"constants": form.constants, "submodules": form.submodules} if hasattr(form, "submodules") else {}
-        job.forms[self.name] = import_module(self.module).parse(self.text(job), **kept)
+        job.forms[self.name] = module.parse(self.text(job), **kept)
 
 
 # ------------------------------------------------------------------------------------------- what stages do

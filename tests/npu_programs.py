@@ -79,16 +79,20 @@ def _block(d: Draft, x: int, seen: int, layer: int, tokens: int, heads: int, siz
     # Every layer makes its own mask from the indices, as exports do: host work in the middle of the program.
     mask = d.op(movement.reshape, d.op(elementwise.ge, seen, d.lit(layer)), attrs=((1, 1, 1, tokens),))
     mask = d.op(movement.broadcast_to, mask, attrs=((1, heads, tokens, tokens),))
-    qkv = d.op(linalg.linear_bias, norm(x, "ln1"), weight("qkv.w", width, 3 * width), weight("qkv.b", 3 * width), attrs=(False,))
+    qkv_w, qkv_b = weight("qkv.w", width, 3 * width), weight("qkv.b", 3 * width)
+    qkv = d.op(linalg.linear_bias, norm(x, "ln1"), qkv_w, qkv_b, attrs=(False,))
     parts = d.op(movement.split, qkv, attrs=((width,) * 3, 2))
-    q, k, v = (
-        d.op(movement.permute, d.op(movement.reshape, d.op(movement.project, parts, attrs=(i,)), attrs=((1, tokens, heads, size),)),
-             attrs=((0, 2, 1, 3),)) for i in range(3)
-    )
+    def split_heads(index: int) -> int:
+        part = d.op(movement.project, parts, attrs=(index,))
+        part = d.op(movement.reshape, part, attrs=((1, tokens, heads, size),))
+        return d.op(movement.permute, part, attrs=((0, 2, 1, 3),))
+
+    q, k, v = (split_heads(i) for i in range(3))
     a = d.op(attention.attention_mask, q, k, v, mask, attrs=(0.25, "nan"))
     a = d.op(movement.reshape, d.op(movement.permute, a, attrs=((0, 2, 1, 3),)), attrs=((1, tokens, width),))
     x = d.op(elementwise.add, x, d.op(linalg.linear, a, weight("proj", width, width), attrs=(False,)))
-    h = d.op(linalg.linear_bias, norm(x, "ln2"), weight("up.w", width, 4 * width), weight("up.b", 4 * width), attrs=(False,))
+    up_w, up_b = weight("up.w", width, 4 * width), weight("up.b", 4 * width)
+    h = d.op(linalg.linear_bias, norm(x, "ln2"), up_w, up_b, attrs=(False,))
     h = d.op(linalg.linear, d.op(composite.gelu_tanh, h), weight("down", 4 * width, width), attrs=(False,))
     return d.op(elementwise.add, x, h)
 
@@ -115,7 +119,8 @@ def random_graph(seed: int, size: int = 40) -> Graph:
             pool.append(d.op(elementwise.cast, x, attrs=(rng.choice(["f32", "f64"]),)))
         elif kind == 4:
             flat = d.op(movement.reshape, x, attrs=((t.elements,),))
-            pool.append(d.op(movement.reshape, d.op(elementwise.neg, flat) if rng.random() < 0.5 else flat, attrs=(t.shape,)))
+            flat = d.op(elementwise.neg, flat) if rng.random() < 0.5 else flat
+            pool.append(d.op(movement.reshape, flat, attrs=(t.shape,)))
         elif kind == 5 and t.shape[1] % 2 == 0 and t.shape[1] > 2:
             half = t.shape[1] // 2
             parts = d.op(movement.split, x, attrs=((half, half), 1))

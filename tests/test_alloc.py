@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from npu_programs import Draft, F, mlp, random_graph, transformer
 
 from forge_eq import targets
 from forge_eq.alloc.checker import check
@@ -19,6 +18,7 @@ from forge_eq.lower.npu import Program
 from forge_eq.lower.select import lower
 from forge_eq.ops import elementwise, linalg, movement
 from forge_eq.schedule.plan import schedule
+from npu_programs import Draft, F, mlp, random_graph, transformer
 
 NPU = targets.load("openvino-cpu")
 TORCH = targets.load("torch")
@@ -91,7 +91,7 @@ def test_a_chain_of_elementwise_ops_needs_one_buffer() -> None:
     program = scheduled(d.done(x))
     allocation = allocate(program, NPU)
     check(program, NPU, allocation)
-    assert allocation.virtual == 7 and allocation.physical == 1
+    assert (allocation.virtual, allocation.physical) == (7, 1)
     assert allocation.peak == allocation.bound == 32 * 32 * 4
 
 
@@ -116,8 +116,8 @@ def test_no_in_place_write_by_a_matmul() -> None:
     program = scheduled(d.done(d.op(linalg.matmul, x, x)))
     allocation = allocate(program, NPU)
     check(program, NPU, allocation)
-    a, b = (allocation.slot(program, i.dsts[0]) for i in program.instrs)
-    assert a is not None and b is not None and a.offset != b.offset
+    slots = [allocation.slot(program, i.dsts[0]) for i in program.instrs]
+    assert len({s.offset for s in slots if s is not None}) == 2
 
 
 def test_constants_and_host_numbers_have_no_slot() -> None:
@@ -158,8 +158,9 @@ def test_overlapping_two_live_buffers_is_caught(seed: int) -> None:
     caught = 0
     for arena in allocation.arenas:
         for index, slot in enumerate(arena.slots):
-            rivals = [o for o in arena.slots if o is not slot and max(o.birth, slot.birth) < min(o.death, slot.death) - 1
-                      and o.nbytes and o.death > o.birth + 1]
+            rivals = [
+                o for o in arena.slots if o is not slot and max(o.birth, slot.birth) < min(o.death, slot.death) - 1
+            ]
             if not rivals:
                 continue
             offset = rng.choice(rivals).offset
@@ -231,7 +232,8 @@ alloc @mlp granularity=instr alignment=64 steps=5 peak=8192 bound=8192 virtual=6
 def test_chart_is_at_most_its_width() -> None:
     lines = text(allocate(scheduled(transformer(4)), NPU)).splitlines()
     rows = [line.split()[-1] for line in lines if "0x" in line]
-    assert len(set(map(len, rows))) == 1 and len(rows[0]) <= WIDTH
+    assert len(set(map(len, rows))) == 1
+    assert len(rows[0]) <= WIDTH
     assert all("#" in row for row in rows)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from npu_programs import Draft, F, mlp, random_graph, transformer
 
 from forge_eq import targets
 from forge_eq.errors import CheckError, ForgeError, ParseError
@@ -21,6 +24,7 @@ from forge_eq.schedule.order import dependences, order
 from forge_eq.schedule.plan import Schedule, schedule
 from forge_eq.schedule.text import parse, text
 from forge_eq.schedule.transfer import materialise
+from npu_programs import Draft, F, mlp, random_graph, transformer
 
 NPU = targets.load("openvino-cpu")
 TORCH = targets.load("torch")
@@ -216,3 +220,41 @@ def test_a_host_number_cannot_cross() -> None:
     selected = lower(d.done(d.opaque(TensorType(F, (2,)), n)), NPU)
     with pytest.raises(ForgeError, match="host number"):
         materialise(selected, ["cpu", "npu"], "cpu")
+
+
+SEEDED = """
+from npu_programs import random_graph, transformer
+from forge_eq import targets
+from forge_eq.alloc import linear_scan, text as alloc_text
+from forge_eq.lower.select import lower
+from forge_eq.schedule import plan, text
+npu = targets.load("openvino-cpu")
+for graph in (transformer(2), *(random_graph(s) for s in range(5))):
+    made = plan.schedule(lower(graph, npu), npu)
+    print(text.text(made), alloc_text.text(linear_scan.allocate(made.program, npu)))
+"""
+
+
+def test_the_hash_seed_changes_nothing() -> None:
+    root = Path(__file__).parents[1]
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", SEEDED], capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+    assert "schedule @transformer" in runs[0]
+
+
+def test_an_awkward_name_round_trips() -> None:
+    from forge_eq.alloc.linear_scan import allocate
+    from forge_eq.alloc.text import parse as parse_alloc
+    from forge_eq.alloc.text import text as alloc_text
+
+    for name in ("", 'my "model" granularity=x', "a b transitions=3"):
+        made = schedule(lower(replace(mlp(), name=name), NPU), NPU)
+        assert parse(text(made)) == made
+        plan = allocate(made.program, NPU)
+        assert parse_alloc(alloc_text(plan)) == plan

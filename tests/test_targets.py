@@ -17,7 +17,7 @@ def test_shipped_targets_load() -> None:
     assert targets.names() == ("openvino-cpu", "torch")
     for name in targets.names():
         target = targets.load(name)
-        assert target.name == name and target.host == "cpu"
+        assert (target.name, target.host) == (name, "cpu")
         assert targets.load(target) is target
         hash(target)
 
@@ -40,13 +40,15 @@ def test_unknown_names_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [("peak_gflops = 120.0", "", "missing"), ("peak_gflops = 120.0", "peak_gflops = -1", "from 0 up"),
-     ("peak_gflops = 120.0", "peak_gflops = true", "not a number"), ("peak_gflops = 120.0", "peak_gflops = 0", "greater"),
+     ("peak_gflops = 120.0", "peak_gflops = true", "not a number"),
+     ("peak_gflops = 120.0", "peak_gflops = 0", "greater"),
      ("peak_gflops = 120.0", "peak_gflops = nan", "not a number"),
      ("alignment = 64 ", "alignment = 48 ", "power of two"), ("alignment = 64 ", "alignment = 64.5 ", "power of two"),
      ('host = "cpu"', 'host = "gpu"', "not one of the devices"), ('host = "cpu"', 'host = "npu"', "fallback"),
      ("launch_us", "lunch_us", "missing"), ("[weights]", "[waits]", "not a field"),
      ('kind = "openvino"', 'kind = "cuda"', "not one of"), ('"matmul", "attention"', '"matmul", "attn"', "not one of"),
-     ('dtypes = ["f32", "f16", "bf16"]', "dtypes = []", "not a list"), ('dtypes = ["f32"', 'dtypes = ["f33"', "not one of"),
+     ('dtypes = ["f32", "f16", "bf16"]', "dtypes = []", "not a list"),
+     ('dtypes = ["f32"', 'dtypes = ["f33"', "not one of"),
      ('name = "npu"', 'name = "cpu"', "one name"), ('name = "npu"', 'name = "n p u"', "identifier"),
      ("gathers = false", 'gathers = "no"', "true or false"), ("[weights]", "[weights", "not TOML")],
 )

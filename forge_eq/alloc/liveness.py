@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from forge_eq.lower.npu import Instr, Program
 from forge_eq.targets import Target
@@ -91,7 +92,8 @@ def _boundary(program: Program, body: Sequence[Instr], needed: dict[int, int], s
     whole = _step(program, body, body[0])
     made = set(whole.writes)
     return Step(
-        tuple(r for r in whole.reads if r not in made), tuple(w for w in whole.writes if needed.get(w, -1) >= stop), None
+        tuple(r for r in whole.reads if r not in made),
+        tuple(w for w in whole.writes if needed.get(w, -1) >= stop), None,
     )
 
 
@@ -164,10 +166,21 @@ def max_live(merged: Iterable[Group], alignment: int) -> int:
     return peak
 
 
-def live_bytes(program: Program, target: Target, granularity: str = INSTR) -> int:
-    """The max-live bound of all arenas together, in bytes."""
-    sequence = steps(program, target, granularity)
+def live_peaks(program: Program, target: Target) -> dict[str, int]:
+    """The max-live bound of each device's arena, in bytes, at instruction granularity."""
+    sequence = steps(program, target, INSTR)
     merged = groups(program, sequence, intervals(program, sequence))
     devices = dict.fromkeys(g.members[0].device for g in merged)
-    return sum(max_live([g for g in merged if g.members[0].device == d], target.alignment) for d in devices)
+    return {d: max_live([g for g in merged if g.members[0].device == d], target.alignment) for d in devices}
 
+
+def live_levels(program: Program) -> dict[str, list[int]]:
+    """For each device that runs something, the bytes live on it at each instruction (in-place writes not deducted)."""
+    count = len(program.instrs)
+    change = {i.device: [0] * (count + 1) for i in program.instrs}
+    sequence = tuple(_step(program, [i], i) for i in program.instrs)
+    for interval in intervals(program, sequence):
+        if interval.device in change:
+            change[interval.device][max(interval.birth, 0)] += interval.nbytes
+            change[interval.device][min(interval.death, count)] -= interval.nbytes
+    return {d: list(accumulate(c))[:count] for d, c in change.items()}

@@ -14,10 +14,13 @@ import re
 
 from forge_eq.alloc.plan import Allocation, Arena, Slot
 from forge_eq.errors import ParseError
+from forge_eq.ir.lexer import Cursor, ident
 
 WIDTH = 64  # columns of the chart
 
-_HEAD = re.compile(r"alloc @(\S*) granularity=(\w+) alignment=(\d+) steps=(\d+) peak=\d+ bound=\d+ virtual=\d+ physical=\d+")
+_HEAD = re.compile(
+    r"alloc @(.*?) granularity=(\w+) alignment=(\d+) steps=(\d+) peak=\d+ bound=\d+ virtual=\d+ physical=\d+"
+)
 _ARENA = re.compile(r"arena (\w+) peak=(\d+) bound=(\d+) virtual=(\d+) physical=\d+ strategy=(\w+)")
 _SLOT = re.compile(r"v(\d+)\s+0x([0-9a-f]+)\.\.0x([0-9a-f]+)\s+\[(-?\d+),(-?\d+)\)\s+[#.]+")
 
@@ -26,7 +29,7 @@ def text(allocation: Allocation) -> str:
     """The allocation as text, one line per slot."""
     a = allocation
     lines = [
-        f"alloc @{a.name} granularity={a.granularity} alignment={a.alignment} steps={a.steps} {_figures(a)}"
+        f"alloc @{ident(a.name)} granularity={a.granularity} alignment={a.alignment} steps={a.steps} {_figures(a)}"
     ]
     for arena in a.arenas:
         lines.append(f"  arena {arena.device} {_figures(arena)} strategy={arena.strategy}")
@@ -75,7 +78,7 @@ def parse(source: str) -> Allocation:
         else:
             raise _error(number, line)
     arenas = tuple(Arena(h[1], int(h[2]), int(h[3]), h[5], tuple(s)) for h, s in zip(heads, slots, strict=True))
-    return Allocation(head[1], head[2], int(head[3]), int(head[4]), arenas)
+    return Allocation(Cursor(head[1], 1, "alloc").ident(), head[2], int(head[3]), int(head[4]), arenas)
 
 
 def _error(number: int, line: str) -> ParseError:

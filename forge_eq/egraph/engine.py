@@ -25,6 +25,7 @@ from forge_eq.egraph.compile_rules import CompiledRule, constructor
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.egraph.view import EClass, EGraphView, ENode, Saturation, number_classes
 from forge_eq.errors import CheckError, UnionError
+from forge_eq.ir.constness import constant_nodes
 from forge_eq.ir.graph import Graph
 from forge_eq.ir.types import TensorType, Type
 from forge_eq.ops.spec import Op
@@ -122,17 +123,16 @@ class Engine:
             return view
 
     def _load(self, graph: Graph) -> None:
-        mutated = {w.target for w in graph.signature.write_backs}
+        known = constant_nodes(graph)
         tables: dict[str, list[tuple[int, ...]]] = defaultdict(list)
         for node in graph.nodes:
             name = constructor(node.op, len(node.inputs))
             tables[f"l_{name}"].append((node.id, *node.inputs, *map(INTERNER.id, node.attrs)))
             tables["l_type"].append((node.id, INTERNER.id(node.type)))
-            if node.op.leaf == "literal":
+            if node.id in known:
                 tables["l_constant"].append((node.id,))
-            elif node.op.leaf == "constant" and f"constant:{node.attrs[0]}" not in mutated:
-                tables["l_constant"].append((node.id,))
-                tables["l_weight"].append((node.id, node.id))
+                if node.op.leaf == "constant":
+                    tables["l_weight"].append((node.id, node.id))
         for name, rows in tables.items():
             self._insert(name, rows)
         self._run("(run-schedule (saturate (run load)))")
@@ -146,23 +146,27 @@ class Engine:
         matches: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"
-        size = f":until (<= {limits.nodes} (get-size!))"
+        # Only ops count: answers are kept from program to program, and must not use up the next one's limit.
+        tables = " ".join(f'"{name}"' for name in self.declared if name.startswith("op_"))
+        until = f":until (<= {limits.nodes} (get-size! {tables}))"
+        step = f"(run-schedule (saturate (run facts)) (run fire {until}) (run ask))"
         while True:
             rounds += 1
-            step = f"(seq (saturate (run facts)) (run fire {size}) (run ask))"
-            report = self._run(f"(run-schedule (repeat {left} {step}))")[0].report
-            for name, count in report.num_matches_per_rule.items():
-                matches[name] += count
-            for name, spent in report.search_and_apply_time_per_rule.items():
-                seconds[name] += spent.total_seconds()
-            left -= max(1, len(report.iterations) // 3)
+            # One step at a time: egglog's ``repeat`` goes on after the last change, which would use up the limit.
+            while left > 0:
+                report = self._run(step)[0].report
+                for name, count in report.num_matches_per_rule.items():
+                    matches[name] += count
+                for name, spent in report.search_and_apply_time_per_rule.items():
+                    seconds[name] += spent.total_seconds()
+                if not report.updated:
+                    break
+                left -= 1
+            else:
+                stop = "iteration limit"
             if self._size() >= limits.nodes:
                 stop = "node limit"
-                break
-            if not self._answer():
-                break
-            if left <= 0:
-                stop = "iteration limit"
+            if stop != "saturated" or not self._answer():
                 break
         fired = {r.rule.id for r in self.rules}
         return Saturation(
@@ -171,7 +175,7 @@ class Engine:
         )
 
     def _size(self) -> int:
-        """Terms in the e-graph, as ``get-size!`` counts them is too coarse: this counts op rows only."""
+        """E-nodes, counted as the limit in ``_saturate`` counts them."""
         frozen = self.egraph.freeze().functions
         return sum(len(f.rows) for name, f in frozen.items() if name.startswith("op_"))
 

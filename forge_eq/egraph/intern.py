@@ -20,8 +20,8 @@ class Interner:
 
     def id(self, value: Any) -> int:
         """The integer of a value; the same value always gives the same one."""
-        key = value if isinstance(value, str | TensorType | TupleType | ScalarType | NoneType) else repr(value)
-        key = (type(value), key)
+        exact = isinstance(value, str | TensorType | TupleType | ScalarType | NoneType)
+        key = (type(value), value if exact else repr(value))
         found = self._ids.get(key)
         if found is None:
             found = self._ids[key] = len(self._values)

@@ -32,8 +32,8 @@ def text(view: EGraphView) -> str:
     figures = f"classes={len(view.classes)} nodes={view.nodes}"
     lines = [f"egraph @{ident(view.name)}  stop={ident(s.stop.replace(' ', '_'))} {figures}"]
     members: list[list[int]] = [[] for _ in view.classes]
-    for node, cls in sorted(view.class_of.items()):
-        members[cls].append(node)
+    for node, index in sorted(view.class_of.items()):
+        members[index].append(node)
     for index, cls in enumerate(view.classes):
         marks = (" constant" if cls.constant else "") + "".join(f" %{m}" for m in members[index])
         lines.append(f"  c{index} : {cls.type}{' ' + marks if marks else ''}")

@@ -16,5 +16,21 @@ from forge_eq.extract.prune import Pruned, prune
 
 EXTRACTORS: tuple[Extractor, ...] = (BottomUp(), GreedyDag(), LocalSearch(), Default())
 
-__all__ = ["EXTRACTORS", "BottomUp", "Budget", "Default", "ENode", "Extraction", "Extractor", "GreedyDag",
-           "LocalSearch", "Problem", "Promise", "Pruned", "check", "prune", "solve", "structural_keys"]
+__all__ = [
+    "EXTRACTORS",
+    "BottomUp",
+    "Budget",
+    "Default",
+    "ENode",
+    "Extraction",
+    "Extractor",
+    "GreedyDag",
+    "LocalSearch",
+    "Problem",
+    "Promise",
+    "Pruned",
+    "check",
+    "prune",
+    "solve",
+    "structural_keys",
+]

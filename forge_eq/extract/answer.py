@@ -51,8 +51,9 @@ def _renumber(guide: Mapping[int, Iterable[int]], number: Mapping[int, int]) -> 
     return {new: [number[k] for k in guide[old] if k in number] for old, new in number.items() if old in guide}
 
 
-def summarise(problem: Problem, choice: Sequence[int], name: str, work: Mapping[str, int], *,
-              stopped: bool = False) -> Extraction:
+def summarise(
+    problem: Problem, choice: Sequence[int], name: str, work: Mapping[str, int], *, stopped: bool = False
+) -> Extraction:
     """The :class:`Extraction` of a full choice, with :func:`lower_bound`."""
     used, _ = settle(problem, choice)
     cost = math.fsum(problem.classes[c][i].cost for c, i in used.items())
@@ -60,8 +61,9 @@ def summarise(problem: Problem, choice: Sequence[int], name: str, work: Mapping[
     return conclude(used, cost, bound, name, work, stopped=stopped)
 
 
-def conclude(used: Mapping[int, int], cost: float, bound: float, name: str, work: Mapping[str, int], *,
-             stopped: bool) -> Extraction:
+def conclude(
+    used: Mapping[int, int], cost: float, bound: float, name: str, work: Mapping[str, int], *, stopped: bool
+) -> Extraction:
     """The :class:`Extraction` with its status; cost and bound that differ by rounding only are equal."""
     proved = bound >= cost or math.isclose(bound, cost, rel_tol=1e-12)
     status = "optimal" if proved else "budget" if stopped else "converged"

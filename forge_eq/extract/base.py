@@ -22,11 +22,14 @@ class Budget:
     """How much work an extractor may do.
 
     ``moves``: moves that local search tries. ``visits``: branches that exact search enters, per independent
-    part of the problem. Both are counts, so that two runs give the same answer on any machine.
+    part of the problem (in parts of over 100 classes fewer, in inverse proportion, as each takes longer there).
+    ``restarts``: new starts of local search, per part that exact search did not settle.
+    All are counts, so that two runs give the same answer on any machine.
     """
 
     moves: int = 200_000
     visits: int = 2_000
+    restarts: int = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,12 @@ def require(problem: Problem, choice: list[int]) -> None:
     """Raises ExtractError when a root was left without a choice."""
     for root in problem.roots:
         if choice[root] < 0:
-            raise ExtractError("extract", f"root class {root}", "it has no finite term",
-                               "give some e-node of the class children that can be computed")
+            raise ExtractError(
+                "extract",
+                f"root class {root}",
+                "it has no finite term",
+                "give some e-node of the class children that can be computed",
+            )
 
 
 class BottomUp:

@@ -16,19 +16,23 @@ def forced(problem: Problem) -> list[int]:
     """Per class, as a bit set: classes that every term of it contains (itself included).
 
     These are the dominators of the AND-OR graph: F(c) = {c} + intersection over e-nodes of the union of their
-    children's F. One pass, children first; a child that comes later (only on cycles) counts as {child}, which
-    loses classes but never invents one.
+    children's F. Children first, so one pass is enough without cycles; on cycles sets start as {c} and grow for a
+    few passes, which may lose classes but never invents one.
     """
     sets = [1 << c for c in range(len(problem.classes))]
-    for c in problem.children_first:
-        common = -1
-        for kids in problem.kids[c]:
-            union = 0
-            for kid in kids:
-                union |= sets[kid]
-            common &= union
-        if common >= 0:
-            sets[c] |= common
+    for _ in range(4 if any(problem.cyclic) else 1):
+        before = sets.copy()
+        for c in problem.children_first:
+            common = -1
+            for kids in problem.kids[c]:
+                union = 0
+                for kid in kids:
+                    union |= sets[kid]
+                common &= union
+            if common >= 0:
+                sets[c] |= common
+        if sets == before:
+            break
     return sets
 
 
@@ -74,8 +78,10 @@ def shared_bound(problem: Problem, guide: Mapping[int, Iterable[int]]) -> int:
     shares: list[dict[int, int]] = [{} for _ in range(count)]
     for c in problem.children_first:
         mine, weights = shares[c], problem.weights[c]
-        price = min((weights[i] + (sum(mine.get(k, 0) for k in kids) if mine else 0)
-                     for i, kids in enumerate(problem.kids[c])), default=0)
+        price = min(
+            (weights[i] + (sum(mine.get(k, 0) for k in kids) if mine else 0) for i, kids in enumerate(problem.kids[c])),
+            default=0,
+        )
         users = readers[c] or [p for p in problem.users[c] if place[p] > place[c]]
         parts = len(users) + (c in root_set)
         if not parts:

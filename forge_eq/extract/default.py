@@ -1,17 +1,18 @@
 """The extractor that the pipeline uses.
 
 Takes a :class:`Problem` and a :class:`Budget`. Gives a checked :class:`Extraction`. Promises: the cost is optimal or
-the gap to the bound is stated; equal inputs give equal answers, whatever the numbering. Not here: the
-methods themselves.
+the gap to the bound is stated; equal inputs give equal answers, whatever the numbering. Not here: the methods
+themselves.
 
 Prune, split into independent parts, repeat on each part until nothing falls apart; then per part: cheapest trees and
-cheapest DAGs, each improved by local search, the better one handed to branch and bound. Parts of equal structure
-(the layers of a network) are solved once.
+cheapest DAGs, each improved by local search, the better one handed to branch and bound, and if that does not settle
+it, new starts near the best. Parts of equal structure (the layers of a network) are solved once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forge_eq.extract.answer import conclude, settle
@@ -80,22 +81,38 @@ class _Run:
     def search(self, problem: Problem) -> tuple[Choice, float]:
         """The same for a pruned problem that does not split."""
         self.work["solved"] += 1
-        best: list[int] = []
-        cost = -1
-        for first in (cheapest_trees(problem)[0], cheapest_dags(problem)):
-            choice, total, tried = improve(problem, first, self.budget.moves - self.work["moves"])
-            self.work["moves"] += tried
-            if cost < 0 or total < cost:
-                best, cost = choice, total
-        used, _ = settle(problem, best)
+        starts = (cheapest_trees(problem)[0], cheapest_dags(problem))
+        used, cost = min((self.improve(problem, start) for start in starts), key=lambda found: found[1])
         guide = {c: problem.kids[c][i] for c, i in used.items()}
         bound = max(forced_bound(problem), shared_bound(problem, guide))
         if bound < cost:
-            exact = branch_and_bound(problem, cost, self.budget.visits)
+            exact = branch_and_bound(problem, cost, self.budget.visits * 100 // max(100, len(problem.classes)))
             self.work["visits"] += exact.visits
             used, cost, bound = exact.choice or used, exact.cost, max(bound, exact.bound)
-            self.stopped |= bound < cost
+        for restart in range(self.budget.restarts if bound < cost else 0):
+            again, total = self.improve(problem, _greedy_near(problem, used, 5 * 4**restart))
+            if total < cost:
+                used, cost = again, total
+        self.stopped |= bound < cost
         return used, bound / problem.scale
+
+    def improve(self, problem: Problem, start: Sequence[int]) -> tuple[Choice, int]:
+        """Local search within the moves that are left: the choice over the used classes and its exact cost."""
+        choice, cost, tried = improve(problem, start, self.budget.moves - self.work["moves"])
+        self.work["moves"] += tried
+        return settle(problem, choice)[0], cost
+
+
+def _greedy_near(problem: Problem, used: Choice, factor: int) -> list[int]:
+    """Greedy with everything that the choice does not use ``factor`` times dearer: it keeps what can be shared with
+    the choice, and drops what was only worth it before other classes changed their minds."""
+    return cheapest_dags(
+        problem,
+        [
+            [w if used.get(c) == i else w * factor for i, w in enumerate(weights)]
+            for c, weights in enumerate(problem.weights)
+        ],
+    )
 
 
 def _shape(problem: Problem) -> object:

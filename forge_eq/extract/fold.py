@@ -8,29 +8,15 @@ that folding them costs nothing at run time is why extraction chose them.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from forge_eq.capture.execute import run_node
+from forge_eq.ir.constness import constant_nodes
 from forge_eq.ir.graph import Builder, Graph, Node, Origin
 from forge_eq.ir.types import TensorType
 from forge_eq.ops.leaves import constant
 from forge_eq.options import Limits
-
-
-def constant_nodes(graph: Graph) -> set[int]:
-    """Ids of the nodes that depend on constants only. A buffer that the program writes is none."""
-    mutated = {w.target for w in graph.signature.write_backs}
-    found: set[int] = set()
-    for node in graph.nodes:
-        if node.op.leaf == "constant":
-            known = f"constant:{node.attrs[0]}" not in mutated
-        elif node.op.leaf:
-            known = node.op.leaf == "literal"
-        else:
-            known = node.op.pure and all(i in found for i in node.inputs)
-        if known:
-            found.add(node.id)
-    return found
 
 
 def fold(graph: Graph, limits: Limits | None = None) -> Graph:
@@ -45,10 +31,11 @@ def fold(graph: Graph, limits: Limits | None = None) -> Graph:
         return graph
     values = _evaluate(graph, folded)
     builder, ids, data = Builder(graph), dict[int, int](), dict(graph.constants)
+    names = (name for k in count() if (name := f"folded.{k}") not in graph.constants)
     needed = _needed(graph, folded)
     for node in graph.nodes:
         if node.id in folded:
-            name = f"folded.{len(data) - len(graph.constants)}"
+            name = next(names)
             data[name] = values[node.id]
             origin = Origin(node.origin.source, node.origin.module, node.origin.rule or "constants/fold")
             ids[node.id] = builder.add(constant, (), (name,), node.type, origin)

@@ -6,6 +6,7 @@ choice is acyclic by construction. Not here: sharing between siblings that neith
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from forge_eq.extract.answer import summarise
@@ -15,13 +16,14 @@ from forge_eq.extract.bounds import members
 from forge_eq.extract.problem import Problem
 
 
-def cheapest_dags(problem: Problem) -> list[int]:
-    """Per class an e-node, -1 where there is none.
+def cheapest_dags(problem: Problem, weights: Sequence[Sequence[int]] | None = None) -> list[int]:
+    """Per class an e-node, -1 where there is none. ``weights`` stand in for the problem's own if given.
 
     Classes are settled in order of the cost of their set, as in :func:`cheapest_trees`; a settled class is never
     changed, so that an e-node only ever stands on classes settled before its own. Sets are integers used as bit
     sets, and a union starts from the dearest child's total, so that work follows what the children do not share.
     """
+    weights = weights or problem.weights
     count = len(problem.classes)
     choice, cost, needs, own = [-1] * count, [0] * count, [0] * count, [0] * count
     waits: list[list[tuple[int, int]]] = [[] for _ in range(count)]
@@ -33,13 +35,13 @@ def cheapest_dags(problem: Problem) -> list[int]:
             for kid in kids:
                 waits[kid].append((c, i))
             if not kids:
-                heap.append((problem.weights[c][i], rank[c][i], c, i))
+                heap.append((weights[c][i], rank[c][i], c, i))
     heapify(heap)
     while heap:
         total, _, c, i = heappop(heap)
         if choice[c] >= 0:
             continue
-        choice[c], cost[c], own[c] = i, total, problem.weights[c][i]
+        choice[c], cost[c], own[c] = i, total, weights[c][i]
         union = 1 << c
         for kid in problem.kids[c][i]:
             union |= needs[kid]
@@ -47,8 +49,8 @@ def cheapest_dags(problem: Problem) -> list[int]:
         for p, j in waits[c]:
             pending[p][j] -= 1
             if not pending[p][j] and choice[p] < 0:
-                heappush(heap, (problem.weights[p][j] + _union_cost(problem.kids[p][j], cost, needs, own),
-                                rank[p][j], p, j))
+                total = weights[p][j] + _union_cost(problem.kids[p][j], cost, needs, own)
+                heappush(heap, (total, rank[p][j], p, j))
     require(problem, choice)
     return choice
 

@@ -32,7 +32,7 @@ class State:
         self.refs = [0] * len(self.choice)
         self.cost = 0
         self.gained: list[int] = []  # log since begin(): a reference added
-        self.lost: list[int] = []    # log since begin(): a reference removed
+        self.lost: list[int] = []  # log since begin(): a reference removed
         self.moved: list[tuple[int, int]] = []  # log since begin(): (class, e-node before)
         self._add(dict.fromkeys(problem.roots))
 
@@ -121,8 +121,11 @@ class _Search:
             self.asks[p] = [k for k in dict.fromkeys(k for kids in nodes for k in kids) if k not in common]
             for k in self.asks[p]:
                 self.askers.setdefault(k, []).append(p)
-        self.uses = {(p, k): [i for i, kids in enumerate(problem.kids[p]) if k in kids]
-                     for k, group in self.askers.items() for p in group}
+        self.uses = {
+            (p, k): [i for i, kids in enumerate(problem.kids[p]) if k in kids]
+            for k, group in self.askers.items()
+            for p in group
+        }
 
     def run(self) -> None:
         queue: deque[tuple[str, int]] = deque()
@@ -229,7 +232,9 @@ class LocalSearch:
         """Raises ExtractError when a root has no finite term."""
         pruned = prune(problem)
         choice, _, tried = improve(pruned.problem, cheapest_trees(pruned.problem)[0], budget.moves)
-        small = summarise(pruned.problem, choice, self.name, {"nodes": problem.size, "moves": tried},
-                          stopped=tried >= budget.moves)
-        return Extraction(pruned.restore(small.choice), small.cost, small.lower_bound, small.status, self.name,
-                          small.work)
+        small = summarise(
+            pruned.problem, choice, self.name, {"nodes": problem.size, "moves": tried}, stopped=tried >= budget.moves
+        )
+        return Extraction(
+            pruned.restore(small.choice), small.cost, small.lower_bound, small.status, self.name, small.work
+        )

@@ -54,14 +54,26 @@ class Problem:
         for c, nodes in enumerate(self.classes):
             for node in nodes:
                 if not 0.0 < node.cost < math.inf:
-                    raise ExtractError("extract", f"class {c}: {node.op}", f"its cost is {node.cost}",
-                                       "give every e-node a finite cost above zero")
+                    raise ExtractError(
+                        "extract",
+                        f"class {c}: {node.op}",
+                        f"its cost is {node.cost}",
+                        "give every e-node a finite cost above zero",
+                    )
                 if any(not 0 <= child < count for child in node.children):
-                    raise ExtractError("extract", f"class {c}: {node.op}", f"children {node.children} are not all "
-                                       f"among {count} classes", "number the classes densely from 0")
+                    raise ExtractError(
+                        "extract",
+                        f"class {c}: {node.op}",
+                        f"children {node.children} are not all among {count} classes",
+                        "number the classes densely from 0",
+                    )
         if not self.roots or any(not 0 <= root < count for root in self.roots):
-            raise ExtractError("extract", "roots", f"roots {self.roots} are not all among {count} classes",
-                               "name at least one root class, and only existing ones")
+            raise ExtractError(
+                "extract",
+                "roots",
+                f"roots {self.roots} are not all among {count} classes",
+                "name at least one root class, and only existing ones",
+            )
 
     @property
     def size(self) -> int:
@@ -90,8 +102,9 @@ class Problem:
         Solvers add and compare integers: no rounding, so no order of summation and no depth (tree costs
         double at every residual connection) can change a decision.
         """
-        return max((cost.as_integer_ratio()[1] for cost in {n.cost for nodes in self.classes for n in nodes}),
-                   default=1)
+        return max(
+            (cost.as_integer_ratio()[1] for cost in {n.cost for nodes in self.classes for n in nodes}), default=1
+        )
 
     @cached_property
     def weights(self) -> tuple[tuple[int, ...], ...]:
@@ -107,9 +120,12 @@ class Problem:
     @cached_property
     def order(self) -> tuple[tuple[int, ...], ...]:
         """Per class: indices of its e-nodes by key (as text), the tie-break order."""
-        return tuple((0,) if len(nodes) == 1 else
-                     tuple(sorted(range(len(nodes)), key=lambda i: (str(nodes[i].key), nodes[i].op)))
-                     for nodes in self.classes)
+        return tuple(
+            (0,)
+            if len(nodes) == 1
+            else tuple(sorted(range(len(nodes)), key=lambda i: (str(nodes[i].key), nodes[i].op)))
+            for nodes in self.classes
+        )
 
     @cached_property
     def children_first(self) -> tuple[int, ...]:
@@ -144,8 +160,9 @@ class Problem:
         sizes = [0] * len(self.classes)
         for component in self.scc:
             sizes[component] += 1
-        return tuple(sizes[component] > 1 or any(c in kids for kids in self.kids[c])
-                     for c, component in enumerate(self.scc))
+        return tuple(
+            sizes[component] > 1 or any(c in kids for kids in self.kids[c]) for c, component in enumerate(self.scc)
+        )
 
     @classmethod
     def from_json(cls, source: str | Mapping[str, Any], *, floor: float = 1e-9) -> Problem:
@@ -167,12 +184,24 @@ class Problem:
                 classes[number[str(node["eclass"])]].append((str(node["op"]), children, cost, name))
             root_ids = tuple(number[str(root)] for root in roots)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ExtractError("extract", "json", f"not a serialised e-graph ({error!r})",
-                               "pass an object with nodes and root_eclasses") from error
+            raise ExtractError(
+                "extract",
+                "json",
+                f"not a serialised e-graph ({error!r})",
+                "pass an object with nodes and root_eclasses",
+            ) from error
         keys = structural_keys([[(op, children) for op, children, _, _ in nodes] for nodes in classes])
-        return cls(tuple(tuple(ENode(op, children, cost, key, name) for (op, children, cost, name), key
-                               in zip(nodes, row, strict=True)) for nodes, row in zip(classes, keys, strict=True)),
-                   root_ids, tuple(names))
+        return cls(
+            tuple(
+                tuple(
+                    ENode(op, children, cost, key, name)
+                    for (op, children, cost, name), key in zip(nodes, row, strict=True)
+                )
+                for nodes, row in zip(classes, keys, strict=True)
+            ),
+            root_ids,
+            tuple(names),
+        )
 
 
 def structural_keys(classes: Sequence[Sequence[tuple[str, tuple[int, ...]]]]) -> list[list[str]]:
@@ -185,11 +214,15 @@ def structural_keys(classes: Sequence[Sequence[tuple[str, tuple[int, ...]]]]) ->
     depth = _depths(classes)
     digest = [""] * len(classes)
     for c in sorted((c for c in range(len(classes)) if depth[c] >= 0), key=lambda c: depth[c]):
-        parts = sorted(_digest(label, [digest[k] for k in children]) for label, children in classes[c]
-                       if all(0 <= depth[k] < depth[c] for k in children))
+        parts = sorted(
+            _digest(label, [digest[k] for k in children])
+            for label, children in classes[c]
+            if all(0 <= depth[k] < depth[c] for k in children)
+        )
         digest[c] = _digest("class", parts)
-    return [[f"{label} {_digest(label, [digest[k] for k in children])}" for label, children in nodes]
-            for nodes in classes]
+    return [
+        [f"{label} {_digest(label, [digest[k] for k in children])}" for label, children in nodes] for nodes in classes
+    ]
 
 
 def _digest(label: str, parts: list[str]) -> str:

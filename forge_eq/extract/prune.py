@@ -36,8 +36,12 @@ def prune(problem: Problem) -> Pruned:
     usable = _with_finite_terms(problem)
     for root in problem.roots:
         if not usable[root]:
-            raise ExtractError("extract", f"root class {root}", "it has no finite term",
-                               "give some e-node of the class children that can be computed")
+            raise ExtractError(
+                "extract",
+                f"root class {root}",
+                "it has no finite term",
+                "give some e-node of the class children that can be computed",
+            )
     kept: list[tuple[int, ...] | None] = [None] * len(problem.classes)
     post = _children_first(problem, usable, kept)
     number = {c: new for new, c in enumerate(post)}
@@ -69,8 +73,10 @@ def _with_finite_terms(problem: Problem) -> list[list[int]]:
             if not pending[c][i] and not done[c]:
                 done[c] = True
                 ready.append(c)
-    return [[i for i in problem.order[c] if not pending[c][i] and c not in problem.kids[c][i]]
-            for c in range(len(problem.classes))]
+    return [
+        [i for i in problem.order[c] if not pending[c][i] and c not in problem.kids[c][i]]
+        for c in range(len(problem.classes))
+    ]
 
 
 def _undominated(problem: Problem, c: int, candidates: list[int]) -> tuple[int, ...]:

@@ -43,14 +43,20 @@ def split(problem: Problem) -> tuple[list[int], list[Part]]:
         always[c] = 1
     decided = [c for c, nodes in enumerate(problem.classes) if always[c] and len(nodes) == 1 and not problem.cyclic[c]]
     alive = sorted(set(range(len(problem.classes))) - set(decided))
-    bound_kids = {c: [[k for k in kids if not always[k] or problem.scc[k] == problem.scc[c]]
-                      for kids in problem.kids[c]] for c in alive}
+    bound_kids = {
+        c: [[k for k in kids if not always[k] or problem.scc[k] == problem.scc[c]] for kids in problem.kids[c]]
+        for c in alive
+    }
     return decided, [_part(problem, group, bound_kids, always) for group in _groups(alive, bound_kids)]
 
 
 def is_whole(problem: Problem, decided: list[int], parts: list[Part]) -> bool:
-    """Whether splitting changed nothing."""
-    return not decided and len(parts) == 1 and parts[0].problem.kids == problem.kids
+    """Whether splitting took nothing away, neither a class nor an edge."""
+    return not decided and len(parts) == 1 and _edges(parts[0].problem) == _edges(problem)
+
+
+def _edges(problem: Problem) -> int:
+    return sum(len(kids) for nodes in problem.kids for kids in nodes)
 
 
 def _groups(alive: list[int], bound_kids: Mapping[int, list[list[int]]]) -> list[list[int]]:

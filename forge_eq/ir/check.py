@@ -21,8 +21,11 @@ from forge_eq.ops.movement import project
 GIVEN = frozenset({opaque, opaque_effect})  # their type comes from the capture
 
 
-def check(graph: Graph) -> None:
-    """Raises CheckError at the first broken invariant, in node order."""
+def check(graph: Graph, data: bool = True) -> None:
+    """Raises CheckError at the first broken invariant, in node order.
+
+    ``data=False`` lets constants be without data, as in text that was just read.
+    """
     for position, node in enumerate(graph.nodes):
         _check_place(graph, position, node)
         _check_attrs(node)
@@ -30,7 +33,7 @@ def check(graph: Graph) -> None:
         _check_type(graph, node)
     _check_outputs(graph)
     _check_inputs(graph)
-    _check_constants(graph)
+    _check_constants(graph, data)
     _check_effects(graph)
     _check_signature(graph)
 
@@ -61,7 +64,7 @@ def _is_int(value: Any) -> bool:
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "int": _is_int,
-    "float": lambda v: type(v) is float,
+    "float": lambda v: v is None or type(v) is float,  # None: a side of clamp that is left open
     "bool": lambda v: type(v) is bool,
     "str": lambda v: type(v) is str,
     "ints": lambda v: type(v) is tuple and all(_is_int(x) or isinstance(x, Sym) for x in v),
@@ -70,18 +73,19 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+def fits(kind: str, value: Any) -> bool:
+    """Whether an attribute declared as ``kind`` may have this value: 2 is no float, and True is no int."""
+    return _KINDS[kind](value)
+
+
 def _check_attrs(node: Node) -> None:
     if len(node.attrs) != len(node.op.attrs):
         _fail(node, f"has attributes {node.attrs}, the signature is {node.op.signature}")
     for (name, kind), value in zip(node.op.attrs, node.attrs, strict=True):
-        optional = value is None and node.op.name in OPTIONAL
-        if not (optional or _KINDS[kind](value)):
+        if not fits(kind, value):
             _fail(node, f"attribute {name} is {value!r}, {kind} is due")
         if not _plain(value):
             _fail(node, f"attribute {name} holds {value!r}, which is no plain value")
-
-
-OPTIONAL = frozenset(op.name for op in REGISTRY.values() if "None" in op.doc)  # None leaves a number out
 
 
 def _plain(value: Any) -> bool:
@@ -148,7 +152,7 @@ def _check_inputs(graph: Graph) -> None:
             _fail(node, f"is argument {node.attrs[0]} where argument {k} is due", "every argument once and in order")
 
 
-def _check_constants(graph: Graph) -> None:
+def _check_constants(graph: Graph, data: bool) -> None:
     types: dict[str, Type] = {}
     for node in graph.nodes:
         if node.op.leaf != "constant":
@@ -159,12 +163,14 @@ def _check_constants(graph: Graph) -> None:
         if types.setdefault(name, node.type) != node.type:
             _fail(node, f"{name!r} is {types[name]} elsewhere and {node.type} here")
         if name not in graph.constants:
-            _fail(node, f"has no data under {name!r}", "attach it: parse(text, constants=...)")
-        data = graph.constants[name]
-        held = TensorType(str(data.dtype).removeprefix("torch."), tuple(data.shape))
+            if data:
+                _fail(node, f"has no data under {name!r}", "attach it: parse(text, constants=...)")
+            continue
+        tensor = graph.constants[name]
+        held = TensorType(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         due = TensorType(_TORCH_NAMES.get(node.type.dtype, node.type.dtype), node.type.shape)
         if held != due:
-            _fail(node, f"has data of {held.dtype} {list(data.shape)} and type {node.type}")
+            _fail(node, f"has data of {held.dtype} {list(tensor.shape)} and type {node.type}")
 
 
 _TORCH_NAMES = {

@@ -71,7 +71,11 @@ class Signature:
     ``inputs`` names the graph's inputs in order; ``in_spec``/``out_spec`` are torch pytree specs (None:
     flat tuple); ``outputs`` tells for each leaf of the result where it comes from: ``("value", k)`` is
     graph output k, ``("constant", v)`` a Python value that the program always returns, ``("input", i)``
-    argument i itself (identity is kept).
+    argument i itself (identity is kept). ``baked`` gives the leaves of the arguments that are no graph
+    inputs: (position among all leaves, the value that the capture saw, a later call must repeat it).
+    ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None); ``guards``
+    are further conditions on them, such as ``s0 % 2 == 0``, that the capture took for granted. An input that is
+    a number has its own name as its symbol.
     """
 
     inputs: tuple[str, ...] = ()
@@ -79,6 +83,9 @@ class Signature:
     out_spec: Any = None
     outputs: tuple[tuple[str, Any], ...] = ()
     write_backs: tuple[WriteBack, ...] = ()
+    baked: tuple[tuple[int, Any], ...] = ()
+    ranges: tuple[tuple[str, int, int | None], ...] = ()
+    guards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,8 @@ class Graph:
     """A program. ``outputs`` are node ids (user results first, then write-backs).
 
     ``constants`` holds the data of ``constant`` nodes by name (torch storage, never copied);
-    ``submodules`` holds what higher-order opaque nodes call.
+    ``submodules`` holds what higher-order opaque nodes call. ``notes`` says what the capture left out and
+    why that is right: nothing is dropped without a word.
     """
 
     name: str
@@ -95,6 +103,7 @@ class Graph:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     signature: Signature = Signature()
     submodules: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def effects(self) -> tuple[int, ...]:
@@ -124,13 +133,18 @@ class Graph:
                 found[source].append(node.id)
         return found
 
-    def live(self) -> Graph:
-        """The same program without nodes that reach neither an output nor an effect."""
+    def live_ids(self) -> set[int]:
+        """The inputs and the nodes that reach an output or an effect."""
         keep = set(self.outputs) | set(self.effects)
         keep |= {n.id for n in self.nodes if n.op.leaf == "input"}
         for node in reversed(self.nodes):
             if node.id in keep:
                 keep.update(node.inputs)
+        return keep
+
+    def live(self) -> Graph:
+        """The same program without nodes that reach neither an output nor an effect."""
+        keep = self.live_ids()
         return self if len(keep) == len(self.nodes) else self.select(keep)
 
     def select(self, keep: Iterable[int]) -> Graph:
@@ -168,6 +182,9 @@ class Builder:
     def finish(self, outputs: tuple[int, ...], **changes: Any) -> Graph:
         """The finished graph; ``changes`` replace fields inherited from the model graph."""
         names = {n.attrs[0] for n in self.nodes if n.op.leaf == "constant"}
+        # A buffer that the program only writes has no node, and its storage is still needed.
+        written = changes.get("signature", self.base.signature).write_backs
+        names |= {w.target.partition(":")[2] for w in written if w.target.startswith("constant:")}
         pool = changes.pop("constants", self.base.constants)
         kept = {k: v for k, v in pool.items() if k in names}
         return replace(self.base, nodes=tuple(self.nodes), outputs=tuple(outputs), constants=kept, **changes)

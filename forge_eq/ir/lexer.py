@@ -18,7 +18,8 @@ from forge_eq.ir.types import DTYPES, Sym
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
 _PLAIN = re.compile(r"[\w./:@<>+*-]+")  # a path, a module name, a rule id
 _NUMBER = re.compile(r"-?(?:inf\b|nan\b|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRING = re.compile(r"""("(?:[^"\\]|\\.)*")|'([^']*)'""")
+_SINGLE = re.compile(r"""[ -&(-\[\]-~]*"[ -&(-\[\]-~]*""")  # printable ASCII with ", without ' and backslash
 _NAMED = {"True": True, "False": False, "None": None}
 
 
@@ -29,7 +30,7 @@ def show(value: Any) -> str:
     if type(value) is int or type(value) is float:
         return repr(value)
     if type(value) is str:
-        return json.dumps(value)
+        return f"'{value}'" if _SINGLE.fullmatch(value) else json.dumps(value)
     if isinstance(value, Sym):
         return "$" + (value.name if _WORD.fullmatch(value.name) else json.dumps(value.name))
     if type(value) is tuple:
@@ -120,7 +121,9 @@ class Cursor:
     def string(self) -> str:
         found = self.match(_STRING)
         if found is None:
-            self.fail("a quoted string is due", 'close the quotes; write a quote inside as \\"')
+            self.fail("a quoted string is due", "close the quotes")
+        if found[0] == "'":  # nothing is escaped inside
+            return found[1:-1]
         try:
             return str(json.loads(found))
         except ValueError as e:
@@ -128,7 +131,7 @@ class Cursor:
 
     def value(self) -> Any:
         """What :func:`show` wrote. A dtype may stand without quotes."""
-        if self.peek('"'):
+        if self.peek('"') or self.peek("'"):
             return self.string()
         if self.take("$"):
             return Sym(self.string() if self.peek('"') else self.word())

@@ -23,7 +23,7 @@ from forge_eq.ops.spec import Op
 _DEFINES = re.compile(r"\s*%(\w+)\s*=")
 _NAME = re.compile(r"%(\w+)")
 _ATTR = re.compile(r"\s*[a-z_]+\s*=")
-_KEYS = "return, inputs, in_spec, out_spec, result, write or submodule"
+_KEYS = "return, inputs, in_spec, out_spec, result, write, baked, range, guard, note or submodule"
 
 
 def parse(
@@ -68,6 +68,7 @@ class _Reader:
         self.name = ""
         self.outputs: tuple[int, ...] | None = None
         self.submodules: list[str] = []
+        self.notes: list[str] = []
         self.sig: dict[str, Any] = {}
 
     def head(self, c: Cursor, body: set[str]) -> None:
@@ -150,11 +151,12 @@ class _Reader:
         attrs = self.attributes(c, op)
         if not op.variadic and len(operands) != len(op.inputs):
             c.fail(f"{len(operands)} operands for {op.signature}", "follow the signature")
-        inputs = tuple(i if isinstance(i, int) else self.builder.add(literal, (), i) for i in operands)
         type = self.type(c, c.until(";")) if c.take(":") else None
+        origin = self.origin(c)
+        inputs = tuple(i if isinstance(i, int) else self.builder.add(literal, (), i, origin=origin) for i in operands)
         if type is None and (op.effectful or (op.leaf and op is not literal)):
             c.fail(f"the type of {name} cannot be inferred", "write it after a colon")
-        self.ids[ref] = self.builder.add(op, inputs, attrs, type, self.origin(c))
+        self.ids[ref] = self.builder.add(op, inputs, attrs, type, origin)
         if self.due.pop(ref, (None, type))[1] != type:
             c.fail(f"%{ref} has another type in the head", "let both say the same")
 
@@ -232,6 +234,24 @@ class _Reader:
         c.need("->")
         self.sig.setdefault("write_backs", []).append(WriteBack(output, c.name()))
 
+    def read_baked(self, c: Cursor) -> None:
+        position, baked = c.value(), self.sig.setdefault("baked", [])
+        if self.unprinted(c):
+            if len(self.like.baked) <= len(baked):
+                c.fail("a value without a text form", "pass the signature as like=")
+            baked.append(self.like.baked[len(baked)])
+        else:
+            baked.append((position, c.value()))
+
+    def read_range(self, c: Cursor) -> None:
+        self.sig.setdefault("ranges", []).append(c.value())
+
+    def read_guard(self, c: Cursor) -> None:
+        self.sig.setdefault("guards", []).append(c.string())
+
+    def read_note(self, c: Cursor) -> None:
+        self.notes.append(c.string())
+
     def read_submodule(self, c: Cursor) -> None:
         self.submodules.append(c.name())
 
@@ -240,7 +260,8 @@ class _Reader:
             last.fail("the graph does not return", "end it with: return %n, ...")
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in self.sig.items()}
         graph = self.builder.finish(self.outputs, name=self.name, constants=constants, signature=Signature(**fields))
-        return replace(graph, submodules={name: submodules.get(name) for name in self.submodules})
+        found = {name: submodules.get(name) for name in self.submodules}
+        return replace(graph, submodules=found, notes=tuple(self.notes))
 
 
 def _type_text(c: Cursor) -> str:

@@ -11,10 +11,10 @@ Not here: the reader (``ir.parse``), whether the graph makes sense (``ir.check``
       %4 = mul(%2, 0.125) : f32[2,4,4]  ; algebra/div_as_mul
       return %4
 
-A node is named by its position. A literal read once, right after it is made, stands inline and takes the
-position before its reader, hence no ``%3`` above. After ``;`` come rule, module and source, ``-`` for an empty
-one. In hand-written text names are free, types may be left out where they can be inferred, and an operand named
-``%q`` in the head names the input.
+A node is named by its position. A literal read once, right after it is made, stands inline: it takes the
+position before its reader (hence no ``%3`` above) and has its reader's origin. After ``;`` come rule, module
+and source, ``-`` for an empty one. In hand-written text names are free, types may be left out where they can be
+inferred, and an operand named ``%q`` in the head names the input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forge_eq.ir.parse import parse
 from forge_eq.ir.types import WEAK, TensorType, Type
 from forge_eq.ops.leaves import literal
 
-__all__ = ["parse", "text"]
+__all__ = ["parse", "reparse", "text"]
 
 
 def text(graph: Graph) -> str:
@@ -53,7 +53,7 @@ def _inline(graph: Graph) -> frozenset[int]:
         due = node.id - 1
         for i in reversed(node.inputs):
             made = graph.nodes[i]
-            if i == due and made.op is literal and reads[i] == 1 and made.origin == NOWHERE and _is_lit(made.type):
+            if i == due and made.op is literal and reads[i] == 1 and made.origin == node.origin and _is_lit(made.type):
                 found.add(i)
                 due -= 1
     return frozenset(found)
@@ -104,6 +104,10 @@ def _tail(graph: Graph) -> list[str]:
             lines.append(f"  {name} {_spec(spec)}")
     lines += [f"  result {kind} {_result(value)}" for kind, value in sig.outputs]
     lines += [f"  write {w.output} -> {plain(w.target)}" for w in sig.write_backs]
+    lines += [f"  baked {position} {_result(value)}" for position, value in sig.baked]
+    lines += [f"  range {show(bounds)}" for bounds in sig.ranges]
+    lines += [f"  guard {show(guard)}" for guard in sig.guards]
+    lines += [f"  note {show(note)}" for note in graph.notes]
     return lines + [f"  submodule {plain(name)}" for name in sorted(graph.submodules)]
 
 
@@ -120,3 +124,8 @@ def _result(value: Any) -> str:
         return show(value)
     except ForgeError:
         return f"? {show(repr(value))}"
+
+
+def reparse(graph: Graph) -> Graph:
+    """What the graph's text reads as, with the data that text leaves out: equal to the graph."""
+    return parse(text(graph), graph.constants, graph.submodules, graph.signature)

@@ -14,7 +14,8 @@ A program passes through three states with the same types:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from forge_eq.ir.graph import Attr, Origin, Signature
@@ -143,7 +144,7 @@ class Program:
     @property
     def transitions(self) -> int:
         """Number of times that control passes from one device to another."""
-        return max(len(self.segments) - 1, 0)
+        return sum(a.device != b.device for a, b in pairwise(self.instrs))
 
     @property
     def copies(self) -> int:
@@ -153,13 +154,9 @@ class Program:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The maximal runs of instructions on one device; a copy belongs to the device it writes."""
-        found: list[Segment] = []
-        for position, instr in enumerate(self.instrs):
-            if found and found[-1].device == instr.device:
-                found[-1] = replace(found[-1], stop=position + 1)
-            else:
-                found.append(Segment(instr.device, position, position + 1))
-        return tuple(found)
+        devices = [i.device for i in self.instrs]
+        starts = [p for p, device in enumerate(devices) if p == 0 or devices[p - 1] != device]
+        return tuple(Segment(devices[a], a, b) for a, b in pairwise([*starts, len(devices)]))
 
     def root(self, vreg: int) -> int:
         """The register whose storage ``vreg`` uses: itself, or the end of its alias chain."""

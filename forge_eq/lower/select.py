@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from forge_eq.errors import LowerError
-from forge_eq.ir.graph import Builder, Graph, Node
+from forge_eq.ir.expand import expand_graph
+from forge_eq.ir.graph import Graph, Node
 from forge_eq.ir.types import NoneType, Sym, TensorType, TupleType, Type
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
-from forge_eq.ops.spec import AttrVar, Computed, Op, Var, lit
+from forge_eq.ops.spec import Op
 from forge_eq.targets import Target, load
 
 
@@ -29,6 +30,16 @@ def lower(graph: Graph, target: str | Target) -> Program:
         OptionsError: no such target.
     """
     return _Selector(expand(graph.live()), load(target)).run()
+
+
+def expand(graph: Graph) -> Graph:
+    """The graph with every composite that has no kernel replaced by its definition, as deep as needed.
+
+    Raises CheckError when a definition does not give the type of the op that it defines.
+    """
+    if not any(n.op.fused and n.op.kernel is None for n in graph.nodes):
+        return graph
+    return expand_graph(graph, lambda node: node.op.kernel is None)
 
 
 def prefer(op: Op, target: Target, operands: Sequence[Type], results: Sequence[Type]) -> tuple[str, str, str]:
@@ -144,97 +155,3 @@ def home_leaves(program: Program, host: str) -> Program:
         device = next(iter(found)) if len(found) == 1 and tensor else host
         vregs[leaf] = VReg(leaf, vregs[leaf].type, device)
     return replace(program, vregs=tuple(vregs))
-
-
-# ---------------------------------------------------------------------------------------------- expansion
-
-
-def expand(graph: Graph) -> Graph:
-    """The graph with every composite that has no kernel replaced by its definition, as deep as needed.
-
-    Raises LowerError when a definition does not give the type of the node that it replaces.
-    """
-    while any(_composite(n.op) for n in graph.nodes):
-        graph = _expand_once(graph)
-    return graph
-
-
-def _composite(op: Op) -> bool:
-    return op.define is not None and op.kernel is None
-
-
-def _expand_once(graph: Graph) -> Graph:
-    builder = Builder(graph)
-    mapping: dict[int, tuple[int, ...]] = {}  # old node -> new node, or the parts of an expanded multi-output one
-    for node in graph.nodes:
-        read = graph.nodes[node.inputs[0]] if node.inputs else None
-        if read is not None and isinstance(read.type, TupleType) and _composite(read.op):
-            mapping[node.id] = (mapping[node.inputs[0]][node.attrs[0]],)
-            continue
-        inputs = tuple(mapping[i][0] for i in node.inputs)
-        if _composite(node.op):
-            mapping[node.id] = _Expansion(builder, node, inputs).run()
-        else:
-            mapping[node.id] = (builder.add(node.op, inputs, node.attrs, node.type, node.origin),)
-    return builder.finish(tuple(mapping[i][0] for i in graph.outputs))
-
-
-class _Expansion:
-    """Builds the nodes of one definition; equal subterms become one node."""
-
-    def __init__(self, builder: Builder, node: Node, inputs: tuple[int, ...]) -> None:
-        self.builder, self.node = builder, node
-        op = node.op
-        fixed = len(op.inputs) - op.variadic
-        names = [*op.inputs[:fixed], *(f"{op.inputs[-1]}{i}" for i in range(len(inputs) - fixed))]
-        self.tensors = dict(zip(names, inputs, strict=True))
-        self.attrs = {name: value for (name, _), value in zip(op.attrs, node.attrs, strict=True)}
-        self.made: dict[Any, int] = {}
-
-    def run(self) -> tuple[int, ...]:
-        op = self.node.op
-        assert op.define is not None
-        tensors = [Var(name, self.builder.nodes[i].type) for name, i in self.tensors.items()]
-        # A definition that is also a pattern takes attribute variables; any other may look at the values.
-        attrs = [AttrVar(n) if op.recognise else v for n, v in self.attrs.items()]
-        terms = op.define(*tensors, *attrs)
-        roots = tuple(self.build(t) for t in (terms if isinstance(terms, tuple | list) else (terms,)))
-        expected = self.node.type.items if isinstance(self.node.type, TupleType) else (self.node.type,)
-        found = tuple(self.builder.nodes[r].type for r in roots)
-        if found != expected:
-            raise LowerError(
-                "lower", f"%{self.node.id} {op.name}",
-                f"its definition gives {', '.join(map(str, found))}, not {', '.join(map(str, expected))}",
-                "correct the op's define or shape",
-            )
-        return roots
-
-    def build(self, term: Any) -> int:
-        if isinstance(term, Var):
-            return self.tensors[term.name]
-        if isinstance(term, int | float | bool):
-            term = lit(term)
-        inputs = tuple(self.build(a) for a in term.args)
-        attrs = tuple(self.value(a) for a in term.attrs)
-        key = (term.op, inputs, repr(attrs))  # by text: 1, 1.0 and True are equal in Python and differ here
-        if key not in self.made:
-            self.made[key] = self.builder.add(term.op, inputs, attrs, origin=self.node.origin)
-        return self.made[key]
-
-    def value(self, attr: Any) -> Any:
-        if isinstance(attr, AttrVar):
-            return self.attrs[attr.name]
-        if isinstance(attr, tuple):
-            return tuple(self.value(a) for a in attr)
-        if isinstance(attr, Computed):
-            known = {**{n: self.builder.nodes[i].type for n, i in self.tensors.items()}, **self.attrs}
-            found = attr.fn(*(known[n] for n in attr.args))
-            if found is None:
-                raise LowerError(
-                    "lower", f"%{self.node.id} {self.node.op.name}",
-                    f"its definition needs an attribute computed from {', '.join(attr.args)}, which has no answer",
-                    "give the op a kernel, or correct the definition",
-                )
-            return found
-        return attr
-

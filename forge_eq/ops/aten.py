@@ -14,6 +14,11 @@ from typing import Any, Protocol
 from forge_eq.ir.types import FLOATS, INTEGERS, Sym, TensorType
 from forge_eq.ops.spec import REGISTRY, Op
 
+CASTABLE = frozenset({"f64", "f32", "i64", "i32", "bool"})  # dtypes that the op cast converts between
+
+
+_RANGES = {"u8": (0, 255), **{f"i{b}": (-(2 ** (b - 1)), 2 ** (b - 1) - 1) for b in (8, 16, 32, 64)}}
+
 
 class Unsupported(Exception):
     """The call stays opaque; the text says why."""
@@ -59,16 +64,18 @@ def unary(imp: Importer, op: Op, x: Ref) -> Ref:
     """Same dtype in and out; torch's int -> float promotion is written as a cast."""
     t = tensor(imp, x)
     need(t.dtype in FLOATS | INTEGERS | {"bool"}, f"{t.dtype} arithmetic")
-    if t.dtype != imp.out.dtype and imp.out.dtype in FLOATS:
-        x = imp.emit(REGISTRY["cast"], [x], [imp.out.dtype])
-    return imp.emit(op, [x])
+    return imp.emit(op, [operand(imp, x, imp.out.dtype) if imp.out.dtype in FLOATS else x])
 
 
 def operand(imp: Importer, value: Any, dtype: str) -> Ref:
     """A tensor operand cast to ``dtype``, or a number as a literal of the kind that ``dtype`` has."""
     if isinstance(value, Ref):
         t = tensor(imp, value)
-        return value if t.dtype == dtype else imp.emit(REGISTRY["cast"], [value], [dtype])
+        if t.dtype == dtype:
+            return value
+        # Beside f16 and bf16, torch computes with a 0-dim operand at a higher precision than a cast leaves.
+        need(t.dtype in CASTABLE and dtype in CASTABLE, f"{t.dtype} promoted to {dtype}")
+        return imp.emit(REGISTRY["cast"], [value], [dtype])
     need(isinstance(value, int | float | bool), "a symbolic or complex number")
     if dtype in FLOATS:
         need(dtype in ("f32", "f64"), f"a number beside {dtype} is used at a higher precision than it is stored")
@@ -79,6 +86,7 @@ def operand(imp: Importer, value: Any, dtype: str) -> Ref:
     else:
         need(isinstance(value, int), "a float beside an integer")
         value = int(value)
+        need(_RANGES[dtype][0] <= value <= _RANGES[dtype][1], f"{value} does not fit {dtype}")
     return imp.emit(REGISTRY["literal"], [], [value])
 
 

@@ -97,18 +97,23 @@ def _torch_masked(q: Any, k: Any, v: Any, scores: Any, empty: str) -> Any:
 
 
 def _run_bias(q: Any, k: Any, v: Any, bias: Any, scale: float, empty: str) -> Any:
+    if empty == "zero" and bias.dim() >= 2:
+        return _fused(q, k, v, scale, False, bias)
     scores, v = _torch_scores(q, k, v, scale)
     return _torch_masked(q, k, v, scores + bias, empty)
 
 
 def _run_mask(q: Any, k: Any, v: Any, mask: Any, scale: float, empty: str) -> Any:
+    if empty == "zero" and mask.dim() >= 2:
+        return _fused(q, k, v, scale, False, mask)
     scores, v = _torch_scores(q, k, v, scale)
     return _torch_masked(q, k, v, torch.where(mask, scores, -math.inf), empty)
 
 
-def _fused(q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
+def _fused(q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any = None) -> Any:
+    """torch's own kernel: it gives zeros to a query that may look at nothing, and wants masks of two axes or more."""
     grouped = q.shape[-3] != k.shape[-3]
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
 def _import(

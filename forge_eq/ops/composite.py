@@ -221,7 +221,7 @@ def _rope_shape(types: Any, attrs: Any) -> TensorType:
 rope = op(
     "rope(x, cos, sin) -> y", "Rotary position embedding by halves: x cos + rotate_half(x) sin.", shape=_rope_shape,
     define=lambda x, cos, sin: add(mul(x, cos), mul(rotate_half(x), sin)), recognise=True,
-    torch=lambda x, cos, sin: x * cos + _rotate(x) * sin, cost=_per_element(4),
+    torch=lambda x, cos, sin: x * cos + _rotate(x) * sin, traits=INEXACT, cost=_per_element(4),
     kernel=Kernel("vector", lambda g, x, cos, sin: g.add(g.multiply(x, cos), g.multiply(g.rotate_half(x), sin))),
 )
 

@@ -39,9 +39,20 @@ def _binary(
     shape: Any = broadcast, **traits: Any,
 ) -> Op:
     return op(
-        f"{name}(a, b) -> y", doc, shape=shape, aten=adapters, ref=ref, torch=run,
+        f"{name}(a, b) -> y", doc, shape=shape, aten=adapters, ref=ref, torch=_number_first(run),
         traits=Traits(elementwise=True, **traits), kernel=Kernel("vector", lambda g, a, b: getattr(g, ov)(a, b)),
     )
+
+
+def _number_first(run: Callable[..., Any]) -> Callable[..., Any]:
+    """torch takes a number as the second operand only; as the first it becomes a tensor of the other's dtype."""
+
+    def call(a: Any, b: Any) -> Any:
+        if isinstance(a, int | float) and isinstance(b, torch.Tensor):
+            a = torch.tensor(a, dtype=b.dtype, device=b.device)
+        return run(a, b)
+
+    return call
 
 
 def _arith(name: str) -> dict[str, Any]:
@@ -53,7 +64,7 @@ def _arith(name: str) -> dict[str, Any]:
 add = _binary("add", "a + b.", lambda xp, a, b: xp.add(a, b), torch.add, "add", _arith("add"), commutative=True)
 mul = _binary("mul", "a * b.", lambda xp, a, b: xp.multiply(a, b), torch.mul, "multiply", _arith("mul"), commutative=True)
 sub = _binary(
-    "sub", "a - b.", lambda xp, a, b: xp.subtract(a, b), lambda a, b: torch.sub(a, b) if isinstance(a, torch.Tensor) else torch.rsub(b, a),
+    "sub", "a - b.", lambda xp, a, b: xp.subtract(a, b), torch.sub,
     "subtract", {**_arith("sub"), "aten.rsub.Scalar": aten.reversed_binary, "aten.rsub.Tensor": aten.reversed_binary},
 )
 div = _binary(
@@ -211,8 +222,7 @@ clamp = op(
 
 def _cast_dtype(imp: aten.Importer, op: Op, x: Any, *rest: Any, **kw: Any) -> aten.Ref:
     """``to``: the captured result dtype is the attribute; a move to another device stays opaque."""
-    dtypes = ("f64", "f32", "i64", "i32", "bool")
-    aten.need(aten.tensor(imp, x).dtype in dtypes and imp.out.dtype in dtypes, "a cast between these dtypes")
+    aten.need(aten.tensor(imp, x).dtype in aten.CASTABLE and imp.out.dtype in aten.CASTABLE, "a cast between these dtypes")
     return imp.emit(op, [x], [imp.out.dtype])
 
 

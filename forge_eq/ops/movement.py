@@ -81,6 +81,7 @@ def _slice(imp: aten.Importer, op: Op, x: Any, dim: int = 0, start: Any = None, 
     axis = _axis(imp, x, dim)
     size = aten.tensor(imp, x).shape[axis]
     aten.need(all(isinstance(v, int | type(None)) for v in (start, end, step)) and isinstance(size, int), "symbolic slice")
+    assert isinstance(size, int)
     start, stop, step = slice(start, min(end if end is not None else sys.maxsize, sys.maxsize), step).indices(size)
     return imp.emit(op, [x], [axis, start, max(start, stop), step])
 
@@ -156,7 +157,10 @@ def _identity(name: str, doc: str, overloads: list[str]) -> Op:
 
 
 def _pass(imp: aten.Importer, op: Op, x: Any, *rest: Any, **kw: Any) -> aten.Ref:
-    aten.need(aten.tensor(imp, x) == imp.out, "a copy that changes the type")
+    t = aten.tensor(imp, x)
+    if t.dtype != imp.out.dtype and t.shape == imp.out.shape:  # ``to`` with a device and a dtype
+        return aten.operand(imp, x, imp.out.dtype)
+    aten.need(t == imp.out, "a copy that changes the type")
     return imp.emit(op, [x])
 
 

@@ -100,8 +100,8 @@ class Cost:
     The default is one operation per output element and every operand moved once.
     """
 
-    flops: Callable[[Sequence[Type], tuple[Any, ...], Type], float] | None = None
-    bytes: Callable[[Sequence[Type], tuple[Any, ...], Type], float] | None = None
+    flops: Callable[[Sequence[Any], tuple[Any, ...], Any], float] | None = None
+    bytes: Callable[[Sequence[Any], tuple[Any, ...], Any], float] | None = None
     cost_class: str = "elementwise"  # tunable weight; matmul, attention, norm, elementwise, movement, gather
 
 

@@ -215,7 +215,8 @@ def _rules_of(value: Any) -> Iterable[Rule]:
     """A rule function, a rule, or any collection of rules."""
     if isinstance(value, Rule):
         return (value,)
-    return getattr(value, "rules", value)
+    found: Iterable[Rule] = getattr(value, "rules", value)
+    return found
 
 
 REGISTRY: dict[str, Rule] = {}

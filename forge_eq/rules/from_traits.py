@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from forge_eq.ir.types import WEAK
 from forge_eq.ops.spec import REGISTRY, Op, Var
-from forge_eq.rules.dsl import Equation, build, register, to
+from forge_eq.rules.dsl import Equation, Guard, build, register, to
+from forge_eq.rules.guards import fact
 
 
-def _add(op: Op, suffix: str, doc: str, source: str, equation: Equation) -> None:
-    exact = "bit" if op.traits.exact else "real"
-    register(build("traits", f"{op.name}_{suffix}", equation, doc=doc, source=source, exact=exact, where=__file__))
+def _add(op: Op, suffix: str, doc: str, source: str, equation: Equation, when: tuple[Guard, ...] = ()) -> None:
+    name, exact = f"{op.name}_{suffix}", "bit" if op.traits.exact else "real"
+    register(build("traits", name, equation, doc=doc, source=source, exact=exact, when=when, where=__file__))
+
+
+def _is_tensor(t: Any) -> bool:
+    return bool(t.dtype != WEAK)
+
+
+# Numbers stand on the right, as captures write them: moving them to the left would only grow the e-graph.
+NO_NUMBER_LEFT = fact("is_tensor", _is_tensor, "b", soundness=False)
 
 
 def generate() -> None:
@@ -16,7 +28,7 @@ def generate() -> None:
     x, a, b = Var("x"), Var("a"), Var("b")
     for op in REGISTRY.values():
         if op.traits.commutative:
-            _add(op, "commutes", "Patterns need one operand order.", "commutative", to(op(a, b), op(b, a)))
+            _add(op, "commutes", "Patterns need one operand order.", "commutative", to(op(a, b), op(b, a)), (NO_NUMBER_LEFT,))
         if op.attrs:
             continue
         if op.traits.involution:

@@ -10,7 +10,7 @@ accelerator instructions whose predicted time is less than the transfers that it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forge_eq.lower.npu import Instr, Program, operand_type
@@ -30,9 +30,10 @@ def place(program: Program, target: Target) -> tuple[Placement, ...]:
     """One placement per instruction of a selected program, in the same order."""
     found = [_preferred(program, target, i) for i in program.instrs]
     devices = [p.device for p in found]
+    definers, readers = program.definers(), _readers(program)
     for island in _islands(program, devices, target.host):
         kernels = sum(kernel_time(program, target, program.instrs[p]) for p in island)
-        transfers = _isolation(program, target, devices, island)
+        transfers = _isolation(program, target, island, definers, readers)
         if kernels < transfers:
             for p in island:
                 reason = f"an island: transfers would cost {transfers:.4g} us, its kernels {kernels:.4g} us (predicted)"
@@ -63,6 +64,14 @@ def kernel_time(program: Program, target: Target, instr: Instr) -> float:
     return target.weight(op.cost.cost_class) * target.kernel_time(flops, nbytes)
 
 
+def _readers(program: Program) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for position, instr in enumerate(program.instrs):
+        for read in instr.reads:
+            found.setdefault(read, []).append(position)
+    return found
+
+
 def _islands(program: Program, devices: Sequence[str], host: str) -> list[list[int]]:
     """Connected sets of instructions on one accelerator, joined by the values they pass on."""
     parent = list(range(len(program.instrs)))
@@ -86,14 +95,12 @@ def _islands(program: Program, devices: Sequence[str], host: str) -> list[list[i
     return sorted(sets.values())
 
 
-def _isolation(program: Program, target: Target, devices: Sequence[str], island: Sequence[int]) -> float:
+def _isolation(
+    program: Program, target: Target, island: Sequence[int],
+    definers: Mapping[int, int], readers: Mapping[int, list[int]],
+) -> float:
     """Predicted microseconds of the transfers over the island's border that vanish when it moves to the host."""
     inside = set(island)
-    definers = program.definers()
-    entering = {r for p in island for r in program.instrs[p].reads if r in definers and definers[r] not in inside}
-    written = {d for p in island for d in program.instrs[p].dsts}
-    leaving = {
-        r for p, i in enumerate(program.instrs) if p not in inside and devices[p] == target.host
-        for r in i.reads if r in written
-    }
+    entering = {r for p in island for r in program.instrs[p].reads if definers.get(r, p) not in inside}
+    leaving = {d for p in island for d in program.instrs[p].dsts if not inside.issuperset(readers.get(d, ()))}
     return sum(target.transfer_time(program.vregs[v].nbytes) for v in sorted(entering | leaving))

@@ -9,7 +9,8 @@ An instruction's phase is the largest number of device changes on a path to it. 
 many transitions as the longest alternating chain has, and no order needs fewer: so the phases also give the lower
 bound. An instruction may run in any phase of its device between its earliest and its latest; both ends are candidates
 (early frees operands, late shortens the life of results), and within a phase instructions keep program order or
-follow a memory-aware order.
+follow a memory-aware order. Where phases would keep too much alive, running ahead is bounded: a device goes on only
+while what it makes early fits under the limit until the step that would have made it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
-from forge_eq.alloc.liveness import live_bytes
+from forge_eq.alloc.liveness import live_levels, live_peaks
 from forge_eq.lower.npu import Instr, Program
 from forge_eq.targets import Target
 
@@ -61,39 +62,67 @@ def dependences(program: Program) -> list[list[int]]:
 def order(program: Program, target: Target, slack: float = 1.1) -> tuple[Program, Figures]:
     """The program in the best of a few orders; ``slack`` bounds peak memory relative to the given order."""
     before = dependences(program)
-    given = live_bytes(program, target)
-    best: tuple[tuple[int, int, int], str, Program, int] | None = None
+    given = live_peaks(program, target)
+    peak_before = sum(given.values())
+    limit = peak_before * max(slack, 1.0)
     least = _least_transitions(program.instrs, before)
-    for rank, (name, candidate) in enumerate(_candidates(program, before)):
-        made = replace(program, instrs=tuple(program.instrs[p] for p in candidate))
-        peak = live_bytes(made, target)
-        key = (made.transitions, peak, rank)
-        if peak <= max(given * slack, given) and (best is None or key < best[0]):
-            best = (key, name, made, peak)
-    assert best is not None, "the given order is a candidate"
-    _, name, made, peak = best
+    name, made, peak = _best(program, target, before, given, limit)
     copies = [i for i in made.instrs if i.is_copy]
     return made, Figures(
         program.transitions, made.transitions, least, len(copies),
-        sum(program.vregs[d].nbytes for i in copies for d in i.dsts), given, peak, name,
+        sum(program.vregs[d].nbytes for i in copies for d in i.dsts), peak_before, peak, name,
     )
 
 
-def _candidates(program: Program, before: Sequence[Sequence[int]]) -> Iterable[tuple[str, Order]]:
-    count = len(program.instrs)
-    yield "program order", list(range(count))
+def _best(
+    program: Program, target: Target, before: Sequence[Sequence[int]], given: dict[str, int], limit: float
+) -> tuple[str, Program, int]:
+    """The candidate within the limit with the fewest transitions, then the lowest peak.
+
+    The costly kinds are built only when the plain phases exceed the limit: none of them has fewer transitions.
+    """
+    given_order = list(range(len(program.instrs)))
+    if program.transitions == 0:
+        return "program order", program, sum(given.values())
+    phases = _phases(program, before)
+    plain = [(name, sorted(given_order, key=lambda p: (phase[p], p))) for name, phase in phases]
+    chosen = _choose(program, target, plain, limit)
+    if chosen is None:
+        chosen = _choose(program, target, [(f"{n}, lean", _lean(program, before, p)) for n, p in phases], limit)
+    if chosen is None:
+        rest = [*_run_ahead(program, before, given, limit), ("program order", given_order)]
+        chosen = _choose(program, target, rest, limit)
+    assert chosen is not None, "the given order is within the limit"
+    return chosen
+
+
+def _choose(
+    program: Program, target: Target, candidates: Sequence[tuple[str, Order]], limit: float
+) -> tuple[str, Program, int] | None:
+    distinct = {tuple(o): name for name, o in reversed(candidates)}
+    made = [(n, replace(program, instrs=tuple(program.instrs[p] for p in o))) for o, n in reversed(distinct.items())]
+    counts = [m.transitions for _, m in made]
+    for count in sorted(set(counts)):
+        equal = [(*e, sum(live_peaks(e[1], target).values())) for e, c in zip(made, counts, strict=True) if c == count]
+        within = [e for e in equal if e[2] <= limit]
+        if within:
+            return min(within, key=lambda e: e[2])
+    return None
+
+
+def _phases(program: Program, before: Sequence[Sequence[int]]) -> list[tuple[str, list[int]]]:
+    found = []
     for first in dict.fromkeys(i.device for i in program.instrs):
         early = _early(program.instrs, before, first)
         late = _late(program.instrs, before, early)
-        for name, phase in (("early", early), ("late", late)):
-            yield f"{name} phases from {first}", sorted(range(count), key=lambda p: (phase[p], p))
-            yield f"{name} phases from {first}, lean", _lean(program, before, phase)
+        found += [(f"early phases from {first}", early), (f"late phases from {first}", late)]
+    return found
 
 
 def _early(instrs: Sequence[Instr], before: Sequence[Sequence[int]], first: str) -> list[int]:
     """Earliest phase of each instruction when phase 0 belongs to device ``first``."""
     phase: list[int] = []
-    for position, instr in enumerate(instrs):
+    for position, instr in enumerate(instrs):  # positions are a topological order
         start = 0 if instr.device == first else 1
         phase.append(max([start, *(phase[b] + (instrs[b].device != instr.device) for b in before[position])]))
     return _paired(instrs, phase)
@@ -113,7 +142,7 @@ def _late(instrs: Sequence[Instr], before: Sequence[Sequence[int]], early: Seque
     for instr, phase in zip(instrs, early, strict=True):
         last[instr.device] = max(last.get(instr.device, 0), phase)
     late = [last[i.device] for i in instrs]
-    used: dict[str, list[int]] = {d: sorted({p for i, p in zip(instrs, early, strict=True) if i.device == d}) for d in last}
+    used = {d: sorted({p for i, p in zip(instrs, early, strict=True) if i.device == d}) for d in last}
     for position in reversed(range(len(instrs))):
         for b in before[position]:
             limit = late[position] - (instrs[b].device != instrs[position].device)
@@ -167,3 +196,67 @@ def _lean(program: Program, before: Sequence[Sequence[int]], phase: Sequence[int
             if waiting[a] == 0:
                 heappush(ready, (phase[a], growth(a), a))
     return done
+
+
+# ----------------------------------------------------------------------------------------- bounded run-ahead
+
+
+def _run_ahead(
+    program: Program, before: Sequence[Sequence[int]], given: dict[str, int], limit: float
+) -> Iterable[tuple[str, Order]]:
+    """Orders that stay on a device as long as memory allows; the spare memory goes to one device or another."""
+    spare = int(limit) - sum(given.values())
+    devices = list(dict.fromkeys(i.device for i in program.instrs))
+    for favoured in devices if len(devices) > 1 else []:
+        budget = {d: peak + (spare if d == favoured else 0) for d, peak in given.items()}
+        for first in devices:
+            yield f"run ahead from {first}, memory for {favoured}", _Ahead(program, before, budget).run(first)
+
+
+class _Ahead:
+    """``level[d][t]``: bytes on device d while the instruction at position t runs, with everything made early added.
+
+    An instruction may run early, now instead of at its position, if what it makes fits under the budget at every
+    position in between. The first instruction not yet run is always ready and never early, so there is progress.
+    """
+
+    def __init__(self, program: Program, before: Sequence[Sequence[int]], budget: dict[str, int]) -> None:
+        self.program, self.before, self.budget = program, before, budget
+        self.level = live_levels(program)
+        self.done = [False] * len(program.instrs)
+        self.next = 0  # first position not yet run
+
+    def run(self, device: str) -> Order:
+        order: Order = []
+        left = {d: [p for p, i in enumerate(self.program.instrs) if i.device == d] for d in self.level}
+        while self.next < len(self.done):
+            taken = self.phase(left[device])
+            left[device] = [p for p in left[device] if not self.done[p]]
+            order += taken
+            if self.next < len(self.done):
+                device = self.program.instrs[self.next].device
+        return order
+
+    def phase(self, waiting: Sequence[int]) -> Order:
+        """What one device runs without a change, in program order."""
+        taken: Order = []
+        for p in waiting:
+            if all(self.done[b] for b in self.before[p]) and self.fits(p):
+                self.done[p] = True
+                taken.append(p)
+                while self.next < len(self.done) and self.done[self.next]:
+                    self.next += 1
+        return taken
+
+    def fits(self, p: int) -> bool:
+        """Whether ``p`` may run now; if so its results are counted from now on."""
+        if p == self.next:
+            return True
+        vregs, device = self.program.vregs, self.program.instrs[p].device
+        made = sum(vregs[d].nbytes for d in self.program.instrs[p].dsts if vregs[d].alias_of is None)
+        level = self.level[device]
+        if made and max(level[self.next : p]) + made > self.budget.get(device, 0):
+            return False
+        for t in range(self.next, p) if made else ():
+            level[t] += made
+        return True

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 from forge_eq.errors import ParseError
+from forge_eq.ir.lexer import ident
 from forge_eq.lower.npu import Program
 from forge_eq.lower.text import parse as parse_program
+from forge_eq.lower.text import reparse as reparse_program
 from forge_eq.lower.text import text as program_text
 from forge_eq.schedule.order import Figures, dependences
 from forge_eq.schedule.plan import Schedule
 
 _HEAD = re.compile(
-    r"schedule @\S*(?: \w+=\d+)*? transitions=(\d+) before=(\d+) least=(\d+) copies=(\d+) copy_bytes=(\d+) peak=(\d+) "
+    r"schedule @.*? transitions=(\d+) before=(\d+) least=(\d+) copies=(\d+) copy_bytes=(\d+) peak=(\d+) "
     r"peak_before=(\d+) predicted_us=(\S+) strategy=(.+)"
 )
 _LINE = re.compile(r"t(\d+) .*?  ; (.*)")
@@ -32,9 +35,9 @@ def text(schedule: Schedule) -> str:
     """The timeline and the program."""
     f, p = schedule.figures, schedule.program
     count = Counter(i.device for i in p.instrs)
-    counts = " ".join(f"{d}={count[d]}" for d in sorted(count, reverse=True))
+    counts = "".join(f"{d}={count[d]} " for d in sorted(count, reverse=True))
     head = (
-        f"schedule @{p.name} {counts}{' ' if counts else ''}transitions={f.transitions} before={f.transitions_before} "
+        f"schedule @{ident(p.name)} {counts}transitions={f.transitions} before={f.transitions_before} "
         f"least={f.transitions_least} copies={f.copies} copy_bytes={f.copy_bytes} peak={f.peak} "
         f"peak_before={f.peak_before} predicted_us={schedule.predicted_us!r} strategy={f.strategy}"
     )
@@ -69,6 +72,11 @@ def parse(source: str) -> Schedule:
     after, before, least, copies, size, peak, peak_before = (int(head[k]) for k in range(1, 8))
     figures = Figures(before, after, least, copies, size, peak_before, peak, head[9])
     return Schedule(program, tuple(reasons), figures, float(head[8]))
+
+
+def reparse(schedule: Schedule) -> Schedule:
+    """The schedule as its own text reads, with the weights and the calling convention that text leaves out."""
+    return replace(parse(text(schedule)), program=reparse_program(schedule.program))
 
 
 def _error(number: int, line: str) -> ParseError:

@@ -178,10 +178,16 @@ def parse(text: str, where: str = "<text>") -> Target:
 _RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps")
 
 
+def _dtypes(reader: _Reader) -> tuple[str, ...]:
+    """``["all"]`` stands for every dtype, those of later versions included."""
+    found = reader.choices("dtypes", ("all", *DTYPES))
+    return tuple(DTYPES) if found == ("all",) else found
+
+
 def _device(reader: _Reader) -> Device:
     made = Device(
         name=reader.text("name"), kind=reader.choice("kind", _KINDS),
-        units=reader.choices("units", UNITS), dtypes=reader.choices("dtypes", tuple(DTYPES)),
+        units=reader.choices("units", UNITS), dtypes=_dtypes(reader),
         operand_dtypes=reader.choices("operand_dtypes", tuple(DTYPES), default=()),
         gathers=reader.flag("gathers", default=True), memory_mib=reader.number("memory_mib", default=0.0),
     )

@@ -1,0 +1,159 @@
+"""Capture: torch -> Graph.
+
+Takes an nn.Module (or fx.GraphModule) with example inputs, an ExportedProgram, or the path of a saved one.
+Gives the :class:`~forge_eq.ir.graph.Graph` with every call kept. Promises: weights stay torch storage and
+are never copied; tied weights are one constant; nothing is decomposed unless the program writes into
+something, and then only as far as functional form needs. Not here: the import of the exported program
+(``capture.program``), single calls (``capture.import_aten``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from forge_eq.capture import targets
+from forge_eq.capture.program import ProgramImport, kept_identities
+from forge_eq.errors import CaptureError, FileError
+from forge_eq.ir.graph import Graph
+
+
+def capture(
+    module: torch.nn.Module | ExportedProgram | str | os.PathLike[str],
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> Graph:
+    """The program as a graph of the vocabulary.
+
+    Args:
+        module: an nn.Module in the mode it is to run in, an ExportedProgram, or the path of a ``.pt2`` file.
+        example_args: positional example inputs (pytrees); their sizes are the program's unless dynamic.
+        example_kwargs: keyword example inputs.
+        dynamic_shapes: as ``torch.export.export`` takes it; sizes that stay symbolic.
+
+    Raises:
+        CaptureError: the module does not export, or the program has something that no graph can hold.
+        FileError: the file is missing or is no exported program.
+    """
+    if isinstance(module, str | os.PathLike):
+        name, program = Path(module).stem, _load(Path(module))
+    elif isinstance(module, ExportedProgram):
+        name, program = "graph", module
+    else:
+        name, program = type(module).__name__, _export(module, example_args, example_kwargs, dynamic_shapes)
+    kept = kept_identities(program)
+    if _writes(program.graph_module):
+        program = _functional(program)
+    return ProgramImport(name, program, kept).graph()
+
+
+# ------------------------------------------------------------------------------------ torch.export
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export warns about its own internals; what concerns the user becomes a CaptureError."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _export(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic: Any) -> ExportedProgram:
+    if not isinstance(module, torch.nn.Module):
+        raise CaptureError(
+            "capture", type(module).__name__, "is not a module", "pass an nn.Module, an ExportedProgram or a .pt2 path"
+        )
+    # Without gradients, grad-mode blocks inside the model leave no frames in the graph.
+    with _quiet(), torch.no_grad():
+        try:
+            return torch.export.export(
+                module, tuple(args), dict(kwargs) if kwargs else None, dynamic_shapes=dynamic, strict=False
+            )
+        except Exception as e:  # torch.export raises whatever the model and its own passes raise
+            raise _explained(type(module).__name__, e) from None
+
+
+_REMEDIES = (
+    (("data-dependent", "guard on"), "a branch or size depends on values: use torch.cond or torch._check"),
+    (("Constraints violated", "specialized", "dynamic_shapes"), "make dynamic_shapes agree with the model"),
+    (("register_fake", "meta kernel", "fake impl"), "give the custom operator a fake kernel (torch.library)"),
+    (("pytree", "register_dataclass"), "register the container as a pytree, or pass plain tuples, lists and dicts"),
+)
+
+
+def _explained(name: str, e: Exception) -> CaptureError:
+    """The gist of an export failure: what torch says first, and the user's line where it names one."""
+    text = str(e).strip()
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(e).__name__)
+    where = next((f" ({line.strip()})" for line in text.splitlines() if ".py" in line and "line" in line), "")
+    remedy = next(
+        (remedy for words, remedy in _REMEDIES if any(w in text for w in words)),
+        "make model(*example_inputs) run, then torch.export.export(model, example_inputs, strict=False)",
+    )
+    return CaptureError("capture", name, f"torch.export refused: {type(e).__name__}: {first}{where}", remedy)
+
+
+def _load(path: Path) -> ExportedProgram:
+    if not path.is_file():
+        raise FileError("capture", str(path), "there is no such file", "pass the path that torch.export.save wrote")
+    with _quiet():
+        try:
+            return torch.export.load(path)
+        except Exception as e:  # any damage shows as whatever the reader trips over
+            raise FileError(
+                "capture",
+                str(path),
+                f"is not a readable exported program: {type(e).__name__}: {str(e)[:120]}",
+                "write it again with torch.export.save",
+            ) from None
+
+
+# ------------------------------------------------------------------------------------ writes
+
+
+def _writes(module: GraphModule) -> bool:
+    """Whether a call anywhere in the program, submodules included, may change an operand."""
+    return any(
+        targets.writes(n.target, n.args, n.kwargs)
+        for part in module.modules()
+        if isinstance(part, GraphModule)
+        for n in part.graph.nodes
+        if n.op == "call_function"
+    )
+
+
+def _functional(program: ExportedProgram) -> ExportedProgram:
+    """The same program with writes turned into values and write-backs; composites stay whole (empty table)."""
+    with _quiet(), torch.no_grad():
+        try:
+            return program.run_decompositions({})  # type: ignore[no-any-return]
+        except Exception as e:
+            raise _overlapping(program) or _explained("a program that writes into its tensors", e) from None
+
+
+def _overlapping(program: ExportedProgram) -> CaptureError | None:
+    """Why a program with writes has no functional form: two of its tensors are views of one storage."""
+    seen: dict[int, str] = {}
+    for name, value in {**program.state_dict, **program.constants}.items():
+        if isinstance(value, torch.Tensor):
+            first = seen.setdefault(value.untyped_storage()._cdata, name)
+            if first != name:
+                reason = f"shares its storage with {first} in a program that writes into its tensors"
+                return CaptureError("capture", name, reason, "give each buffer that is written storage of its own")
+    return None

@@ -1,0 +1,79 @@
+"""Checks the chosen program against the captured one, on values.
+
+Takes both graphs and inputs. Gives the graph to use and a remark: the captured one where they disagree.
+Promises: ``quick`` runs both on the example inputs; ``full`` also on random and edge inputs of the same
+types. Programs that draw random numbers, have other effects, or live on the meta device are not run: a
+remark says so. Not here: the check of what OpenVINO computes (``run.guard``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from forge_eq.capture.execute import run_graph, run_node
+from forge_eq.errors import ForgeError
+from forge_eq.ir.evaluate import evaluate
+from forge_eq.ir.graph import Graph, Node
+from forge_eq.remarks import Remark
+from forge_eq.run.boundary import input_checker
+from forge_eq.run.probes import probes
+from forge_eq.verify.criterion import Verdict, compare
+
+Batch = tuple[str, list[Any]]
+
+
+def check_graph(captured: Graph, chosen: Graph, batches: Sequence[Batch]) -> tuple[Graph, Remark]:
+    """The graph to use, and the remark that says why: ``chosen``, or ``captured`` where the two disagree."""
+    why = _cannot_run(captured) or ("" if batches else "there are no example inputs")
+    if why:
+        return chosen, Remark("missed", "verify", captured.name, f"the chosen program was not run: {why}")
+    worst = 0.0
+    for label, inputs in batches:
+        verdict = compare_graphs(captured, chosen, inputs)
+        worst = max(worst, verdict.difference)
+        if not verdict:
+            reason = f"differs from the captured program on {label}: {verdict.reason}; the captured program is used"
+            return captured, Remark("failed", "verify", captured.name, reason)
+    shown = f"agrees on {len(batches)} inputs, largest difference {worst:.2g}"
+    return chosen, Remark("passed", "verify", captured.name, shown)
+
+
+def compare_graphs(reference: Graph, other: Graph, inputs: Sequence[Any]) -> Verdict:
+    """Whether two graphs give the same flat outputs."""
+    with torch.no_grad():
+        want, got = run_graph(reference, inputs), run_graph(other, inputs)
+    return compare(got, want, lambda: float64_outputs(reference, inputs))
+
+
+def float64_outputs(graph: Graph, inputs: Sequence[Any]) -> Sequence[Any] | None:
+    """The outputs in float64, or None when an opaque call refuses float64 operands."""
+
+    def call(node: Node, operands: list[Any]) -> Any:
+        return run_node(node, operands, graph.submodules)
+
+    try:
+        return evaluate(graph, inputs, call)
+    except (ForgeError, RuntimeError, TypeError, ValueError):  # whatever a foreign call raises on other dtypes
+        return None
+
+
+def _cannot_run(graph: Graph) -> str:
+    if graph.effects:
+        return "it has effects, which running it twice would repeat"
+    if any(t.is_meta for t in graph.constants.values()):
+        return "its weights are on the meta device"
+    return ""
+
+
+def input_batches(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any] | None, level: str) -> list[Batch]:
+    """(label, flat inputs) to check a program on: the example inputs, and for ``full`` variations of them."""
+    if (not args and not kwargs and graph.inputs) or level == "off":
+        return []
+    first = list(input_checker(graph)(args, kwargs or {}))
+    if any(isinstance(t, torch.Tensor) and t.is_meta for t in first):
+        return []
+    found = list(probes(first))
+    return found if level == "full" else found[:1]

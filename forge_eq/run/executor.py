@@ -1,0 +1,185 @@
+"""The executor: a scheduled program over its arena, OpenVINO segments and host instructions in turn.
+
+Takes a scheduled program and its target. Gives an :class:`Executable`: flat inputs in, flat outputs out. Promises:
+outputs are fresh memory; neither they nor the inputs are looked at after the call; calls may come from several
+threads (they run one after the other); a pinned instruction is computed by torch, and with every instruction pinned
+the same program runs on torch alone: the reference, and the fallback.
+Not here: the call signature (``run.boundary``), whether the results are right (``run.guard``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any
+
+import torch
+
+from forge_eq.alloc.linear_scan import allocate
+from forge_eq.alloc.liveness import SEGMENT
+from forge_eq.errors import InputError, RunError
+from forge_eq.ir.types import ScalarType, TensorType
+from forge_eq.lower.npu import Instr, Program, Segment
+from forge_eq.run.arena import Memory
+from forge_eq.run.segments import ModelSegment
+from forge_eq.run.values import describe, fits, run_instr
+from forge_eq.targets import Target
+
+OPENVINO = "openvino"
+
+
+def pin(program: Program, target: Target, pins: Iterable[int]) -> Program:
+    """The program with the instructions at these positions given to the host.
+
+    Their registers stay where they are: on this executor every arena is host memory. A transfer is never computed, so
+    a pin on it changes nothing.
+    """
+    chosen = set(pins)
+    instrs = tuple(
+        replace(i, device=target.host) if p in chosen and not i.is_copy else i for p, i in enumerate(program.instrs)
+    )
+    return replace(program, instrs=instrs)
+
+
+def accelerated(program: Program, target: Target) -> frozenset[int]:
+    """Positions of the instructions that OpenVINO computes."""
+    return frozenset(
+        p for p, i in enumerate(program.instrs) if not i.is_copy and target.device(i.device).kind == OPENVINO
+    )
+
+
+def unbuildable(program: Program, target: Target) -> frozenset[int]:
+    """Positions that no OpenVINO model can hold: an operand or result without elements."""
+    return frozenset(
+        p for p in accelerated(program, target)
+        if any(program.vregs[r].nbytes == 0 for r in (*program.instrs[p].reads, *program.instrs[p].dsts))
+    )
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """Who owns which bytes.
+
+    ``arenas`` are ours and hold the values at segment boundaries and those of host instructions; ``shared`` are
+    constants used where torch keeps them. ``inside`` bounds the activations that live in OpenVINO's own buffers. What
+    OpenVINO packs for its matrix products (up to once more the size of the weights) cannot be asked of it.
+    """
+
+    arenas: dict[str, int]
+    shared: int
+    inside: int
+
+    def __str__(self) -> str:
+        ours = ", ".join(f"{device} {size}" for device, size in self.arenas.items()) or "none"
+        return (
+            f"arena bytes: {ours}; constant bytes shared with torch: {self.shared}; "
+            f"activation bytes inside OpenVINO segments: at most {self.inside}"
+        )
+
+
+class HostSegment:
+    """Instructions that torch computes, each result written at its offset."""
+
+    def __init__(self, memory: Memory, segment: Segment) -> None:
+        self.memory = memory
+        self.instrs = memory.program.instrs[segment.start : segment.stop]
+
+    def run(self) -> None:
+        for instr in self.instrs:
+            results = run_instr(self.memory.program, instr, self.memory.values)
+            for dst, result in zip(instr.dsts, results, strict=True):
+                self.write(instr, dst, result)
+
+    def write(self, instr: Instr, dst: int, result: Any) -> None:
+        vreg, program = self.memory.program.vregs[dst], self.memory.program
+        if not isinstance(vreg.type, TensorType):
+            self.memory.values[dst] = result
+            return
+        if not fits(vreg.type, result):
+            shown = f"{result.dtype} {list(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)
+            reason = f"torch gives {shown}, not {vreg.type}"
+            raise RunError("run", describe(program, instr), reason, "correct the op's torch=")
+        if vreg.alias_of is None:
+            # The result is complete before it is stored: it may lie over an operand, which dies here.
+            self.memory.values[dst].copy_(result)
+
+
+class Executable:
+    """A program ready to run. ``program`` carries the pins, ``allocation`` is that of this very division."""
+
+    def __init__(self, program: Program, target: Target, pins: Iterable[int] = (), threads: int = 0) -> None:
+        """Builds the segments.
+
+        Args:
+            program: scheduled, with its constants' data.
+            pins: positions of instructions that torch computes instead of OpenVINO.
+            threads: of OpenVINO's kernels; 0 leaves the number to OpenVINO. torch keeps its own setting.
+
+        Raises:
+            RunError: openvino is missing, or a segment cannot be built.
+            AllocError: an arena exceeds its device.
+        """
+        self.target, self.threads = target, threads
+        self.pins = frozenset(pins) | unbuildable(program, target)
+        self.program = pin(program, target, self.pins)
+        self.allocation = allocate(self.program, target, SEGMENT)
+        self.memory = Memory(self.program, self.allocation)
+        self.segments = [self._build(s) for s in self.program.segments]
+        self._lock = Lock()
+
+    def _build(self, segment: Segment) -> ModelSegment | HostSegment:
+        if self.target.device(segment.device).kind == OPENVINO:
+            return ModelSegment(self.memory, segment, self.threads)
+        return HostSegment(self.memory, segment)
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs, user results first, then write-backs; tensors are fresh.
+
+        Raises:
+            InputError: a value has not the type of its input.
+            RunError: a kernel fails on these values, e.g. an index out of range.
+        """
+        self._check(inputs)
+        with self._lock, torch.no_grad():
+            for register, value in zip(self.program.inputs, inputs, strict=True):
+                if isinstance(value, torch.Tensor):
+                    self.memory.values[register].copy_(value)
+                else:
+                    self.memory.values[register] = value
+            for segment in self.segments:
+                segment.run()
+            found = [self.memory.values[r] for r in self.program.outputs]
+            return [v.clone(memory_format=torch.contiguous_format) if isinstance(v, torch.Tensor) else v for v in found]
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        program = self.program
+        if len(inputs) != len(program.inputs):
+            reason = f"{len(inputs)} values for {len(program.inputs)} inputs"
+            raise InputError("run", "inputs", reason, "pass one for each")
+        for index, (register, value) in enumerate(zip(program.inputs, inputs, strict=True)):
+            type = program.vregs[register].type
+            number = isinstance(type, ScalarType) and not isinstance(value, torch.Tensor)
+            if not number and not fits(type, value):
+                shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+                raise InputError("run", f"input {index}", f"{shown} where {type} is due", "pass a tensor of that type")
+
+    @property
+    def models(self) -> list[ModelSegment]:
+        """The segments that OpenVINO runs."""
+        return [s for s in self.segments if isinstance(s, ModelSegment) and s.built is not None]
+
+    def ownership(self) -> Ownership:
+        """Who owns which bytes while the program runs."""
+        program = self.program
+        names = {n for r, n in program.constants}
+        shared = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for n, t in program.data.items() if n in names
+        }
+        inside = sum(s.inside for s in self.segments if isinstance(s, ModelSegment))
+        return Ownership({a.device: a.peak for a in self.allocation.arenas}, sum(shared.values()), inside)
+
+
+def torch_executable(program: Program, target: Target) -> Executable:
+    """The same program with every instruction on torch, over the same arenas: reference and last resort."""
+    return Executable(program, target, accelerated(program, target))

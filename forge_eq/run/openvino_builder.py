@@ -1,0 +1,295 @@
+"""The builder that kernels are written against: OpenVINO's opset with the helpers that ``ops`` names.
+
+Takes nothing but calls: ``Kernel.openvino(g, *inputs, *attrs)`` with ``g`` a :class:`NodeBuilder`. Gives nodes of an
+``ov.Model``. Promises: a number beside a tensor takes the tensor's element type; the result equals ``Op.torch`` also on
+NaN, infinities and signed zeros, where OpenVINO's own operation does not (each such place says so); friendly names are
+unique and name the instruction; weights are shared with torch, never copied.
+Not here: which instructions form a model (``run.segments``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from forge_eq.errors import RunError
+from forge_eq.run.openvino_attention import attention
+
+# Config of every compiled model. The CPU plugin otherwise computes f32 models in bf16 where the processor can.
+PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
+_NUMPY = {
+    "f64": np.float64, "f32": np.float32, "f16": np.float16, "i64": np.int64, "i32": np.int32, "i16": np.int16,
+    "i8": np.int8, "u8": np.uint8, "bool": np.bool_,
+}
+_OV = {name: name for name in _NUMPY} | {"bool": "boolean", "bf16": "bf16"}
+_TORCH_BITS = {torch.bfloat16: torch.int16}  # NumPy has no bf16: the bits travel as integers
+_SMALL = 1024  # bytes; below this a copy of a constant is cheaper than keeping an alias alive
+_MERGED = 512  # elements; the plugin merges products whose sizes are at most 256
+# Operations whose operands must agree in element type, so that a Python number can take its neighbour's.
+_MIXING = frozenset(
+    ["add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "equal", "not_equal", "less", "less_equal",
+     "logical_and", "logical_or"]
+)
+
+
+def load_openvino() -> Any:
+    """The openvino package. Raises RunError when it is not installed."""
+    try:
+        import openvino
+    except ImportError as e:
+        raise RunError(
+            "run", "openvino", f"the package cannot be imported: {e}",
+            "install forge_eq[openvino], or compile with the torch target",
+        ) from e
+    return openvino
+
+
+def element_type(dtype: str) -> Any:
+    """OpenVINO's element type for one of ours. Raises RunError for a dtype that it lacks (complex numbers)."""
+    if dtype not in _OV:
+        raise RunError("run", dtype, "OpenVINO has no such element type", "keep the instruction on the host")
+    return getattr(load_openvino().Type, _OV[dtype])
+
+
+def shared_tensor(value: torch.Tensor) -> Any:
+    """An ``ov.Tensor`` over the memory of a contiguous CPU tensor; the caller keeps ``value`` alive."""
+    ov = load_openvino()
+    value = value.detach()
+    if value.dtype is torch.bfloat16:
+        return ov.Tensor(value.view(_TORCH_BITS[value.dtype]).numpy(), list(value.shape), ov.Type.bf16)
+    return ov.Tensor(value.numpy(), shared_memory=True)
+
+
+class NodeBuilder:
+    """Builds nodes; an unknown attribute is the opset function of that name.
+
+    ``kept`` holds the memory that shared constants point to: keep it as long as the model lives.
+    """
+
+    def __init__(self) -> None:
+        self.ov = load_openvino()
+        self.opset = self.ov.opset16
+        self.kept: list[torch.Tensor] = []
+        self._scope = ""
+        self._made: list[Any] = []
+        self._causal: dict[tuple[int, int], Any] = {}
+
+    # ------------------------------------------------------------------------------------------ plumbing
+
+    @contextmanager
+    def instruction(self, name: str) -> Iterator[None]:
+        """Names the nodes made inside ``name.0``, ``name.1``, ...; ``name`` must be unique in the model."""
+        outer = self._scope, self._made
+        self._scope, self._made = name, []
+        try:
+            yield
+        finally:
+            self._scope, self._made = outer
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.opset, name, None)
+        if name.startswith("_") or function is None:
+            raise AttributeError(f"no opset function or helper is called {name!r}")
+
+        def call(*args: Any, **options: Any) -> Any:
+            operands = self._alike(args) if name in _MIXING else args
+            return self._named(function(*operands, **options))
+
+        return call
+
+    def _named(self, node: Any) -> Any:
+        node.set_friendly_name(f"{self._scope}.{len(self._made)}")
+        self._made.append(node)
+        return node
+
+    def _alike(self, operands: Sequence[Any]) -> list[Any]:
+        """The operands with numbers turned into constants of the tensors' element type."""
+        tensor = next((o for o in operands if not isinstance(o, int | float)), None)
+        if tensor is None:
+            raise RunError("run", self._scope, "an operation of numbers only", "fold it before lowering")
+        return [self.number(o, tensor) if isinstance(o, int | float) else o for o in operands]
+
+    def number(self, value: float, like: Any) -> Any:
+        """A scalar constant of the element type of ``like``."""
+        return self._named(self.opset.constant(value, dtype=self.type(like)))
+
+    @staticmethod
+    def type(x: Any) -> Any:
+        """The element type of a node or output."""
+        return (x.output(0) if hasattr(x, "output") else x).get_element_type()
+
+    @staticmethod
+    def shape(x: Any) -> list[int]:
+        """The static shape of a node or output, in elements."""
+        return list((x.output(0) if hasattr(x, "output") else x).get_shape())
+
+    def rank(self, x: Any) -> int:
+        return len(self.shape(x))
+
+    def i64(self, values: int | Sequence[int]) -> Any:
+        """Axes, a shape or a permutation as a constant operand."""
+        return self._named(self.opset.constant(np.array(values, dtype=np.int64)))
+
+    def constant(self, value: torch.Tensor) -> Any:
+        """A constant that shares the tensor's memory.
+
+        A dense tensor that is merely permuted (``weight.t()``) becomes its storage order and a transpose, which
+        OpenVINO absorbs into the matrix product. Anything else that is not contiguous costs one copy.
+        """
+        value = value.detach()
+        strides = value.stride()
+        order = sorted(range(value.dim()), key=lambda axis: (-strides[axis], axis))
+        if not value.is_contiguous() and value.permute(order).is_contiguous():
+            stored = self.constant(value.permute(order))
+            return self.transpose(stored, self.i64([order.index(axis) for axis in range(value.dim())]))
+        value = value.contiguous()
+        small = value.numel() * value.element_size() < _SMALL and value.dtype is not torch.bfloat16
+        if small:
+            return self._named(self.opset.constant(value.numpy()))
+        self.kept.append(value)
+        return self._named(self.opset.constant(shared_tensor(value), shared_memory=True))
+
+    # ------------------------------------------------------------------------------------------ elementwise
+
+    def select(self, condition: Any, x: Any, y: Any) -> Any:
+        x, y = self._alike((x, y))
+        return self._named(self.opset.select(condition, x, y))
+
+    def greater(self, a: Any, b: Any) -> Any:
+        """OpenVINO computes a > b as the negation of a <= b, which holds for NaN."""
+        return self.less(b, a)
+
+    def greater_equal(self, a: Any, b: Any) -> Any:
+        """As :meth:`greater`."""
+        return self.less_equal(b, a)
+
+    def _is_float(self, x: Any) -> bool:
+        return not isinstance(x, int | float) and bool(self.type(x).is_real())
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        """NaN wins. OpenVINO's maximum drops a NaN in the first operand."""
+        return self._extremum(self.less_equal, "maximum", a, b)
+
+    def minimum(self, a: Any, b: Any) -> Any:
+        """As :meth:`maximum`."""
+        return self._extremum(lambda x, y: self.less_equal(y, x), "minimum", a, b)
+
+    def _extremum(self, loses: Any, name: str, a: Any, b: Any) -> Any:
+        a, b = self._alike((a, b))
+        if not self._is_float(a):
+            return self._named(getattr(self.opset, name)(a, b))
+        # Every comparison with NaN fails, so "b where a loses, else a" keeps a NaN of a, and drops that of b.
+        kept = self.select(loses(a, b), b, a)
+        return self.select(self.not_equal(b, b), b, kept)
+
+    def clip(self, x: Any, low: float | None, high: float | None) -> Any:
+        """Keeps NaN, which OpenVINO's clamp turns into ``low``."""
+        if low is not None and high is not None and low > high:
+            low = high  # torch lets the upper bound win
+        for bound, outside in ((low, self.less), (high, self.greater)):
+            x = x if bound is None else self.select(outside(x, bound), bound, x)
+        return x
+
+    def relu(self, x: Any) -> Any:
+        """Keeps NaN and -0.0; OpenVINO's ReLU gives 0 for both."""
+        return self.select(self.less(x, 0), 0, x)
+
+    def exp(self, x: Any) -> Any:
+        """Keeps NaN, which OpenVINO turns into infinity."""
+        return self.select(self.not_equal(x, x), x, self._named(self.opset.exp(x)))
+
+    def divide(self, a: Any, b: Any) -> Any:
+        """A true division. The plugin would otherwise multiply by 1 / b, which rounds twice and can overflow."""
+        node = self._named(self.opset.divide(*self._alike((a, b))))
+        node.get_rt_info()["nonconvertable_divide_0"] = ""
+        return node
+
+    def reciprocal(self, x: Any) -> Any:
+        return self.divide(1.0, x)
+
+    def rsqrt(self, x: Any) -> Any:
+        return self.divide(1.0, self.sqrt(x))
+
+    def gelu(self, x: Any, approximate: str) -> Any:
+        return self._named(self.opset.gelu(x, approximate))
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Numbers to bool is "differs from 0", and floats round toward zero to integers, as in torch."""
+        if dtype == "bool":
+            return x if str(self.type(x)) == str(element_type(dtype)) else self.not_equal(x, 0)
+        return self._named(self.opset.convert(x, element_type(dtype)))
+
+    # ------------------------------------------------------------------------------------------ reductions, norms
+
+    def reduce_max(self, x: Any, axes: Any, keepdim: bool) -> Any:
+        """NaN wins and a row of -inf stays; OpenVINO skips NaN and starts from the lowest finite number."""
+        top = self._named(self.opset.reduce_max(x, axes, keepdim))
+        lowest = self.reduce_logical_and(self.equal(x, -math.inf), axes, keepdim)
+        undefined = self.reduce_logical_or(self.not_equal(x, x), axes, keepdim)
+        return self.select(undefined, math.nan, self.select(lowest, -math.inf, top))
+
+    def softmax(self, x: Any, axis: int) -> Any:
+        """A row with NaN, or whose largest value is infinite, is NaN everywhere; OpenVINO gives 0 in places."""
+        weights = self.plain_softmax(x, axis)
+        total = self._named(self.opset.reduce_sum(weights, self.i64([axis]), True))
+        return self.select(self.not_equal(total, total), math.nan, weights)
+
+    def plain_softmax(self, x: Any, axis: int) -> Any:
+        """OpenVINO's own: undefined rows are partly 0. For use where a product with the row follows."""
+        return self._named(self.opset.softmax(x, axis))
+
+    def mvn(self, x: Any, axes: Sequence[int], eps: float) -> Any:
+        """Zero mean and unit variance over ``axes``."""
+        return self._named(self.opset.mvn(x, self.i64(axes), True, eps, "inside_sqrt"))
+
+    def rms_norm(self, x: Any, w: Any, axes: Sequence[int], eps: float) -> Any:
+        """The spelling that the CPU plugin replaces by its RMS kernel when ``w`` is a constant."""
+        power = self.power(x, 2.0)
+        mean = self._named(self.opset.reduce_mean(power, self.i64(axes), True))
+        scale = self._named(self.opset.divide(self.number(1.0, x), self.sqrt(self.add(mean, eps))))
+        return self.multiply(self.multiply(x, scale), w)
+
+    # ------------------------------------------------------------------------------------------ matrices, heads
+
+    def matmul(self, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
+        """The matrix product.
+
+        The CPU plugin merges chains of small products of matrices on one thread, and crashes (2026.4) where the chain
+        meets a residual. It looks at matrices only, so a small weight gets a third axis.
+        """
+        small = self.rank(a) == self.rank(b) == 2 and max(*self.shape(a)[1:], *self.shape(b)) <= _MERGED
+        if not small:
+            return self._named(self.opset.matmul(a, b, transpose_a, transpose_b))
+        b = self.reshaped(b, [1, *self.shape(b)])
+        y = self.opset.matmul(a, b, transpose_a, transpose_b)
+        return self.reshaped(self._named(y), self.shape(y)[1:])
+
+    def rotate_half(self, x: Any) -> Any:
+        """The spelling from which the CPU plugin makes its rotary kernel; it insists on axis -1."""
+        size = self.shape(x)[-1] // 2
+        low, high = self.variadic_split(x, self.i64(-1), self.i64([size, size])).outputs()
+        return self.concat([self.negative(high), low], -1)
+
+    def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
+        return x if self.shape(x) == list(shape) else self.reshape(x, self.i64(shape), False)
+
+    def repeat_heads(self, x: Any, n: int) -> Any:
+        *outer, heads, tokens, size = self.shape(x)
+        spread = self.reshaped(x, [*outer, heads, 1, tokens, size])
+        wide = self.broadcast(spread, self.i64([*outer, heads, n, tokens, size]))
+        return self.reshaped(wide, [*outer, heads * n, tokens, size])
+
+    def causal_mask(self, queries: int, keys: int) -> Any:
+        """A constant bool [queries, keys]: query i looks at keys 0 to i. Built once per size."""
+        if (queries, keys) not in self._causal:
+            self._causal[queries, keys] = self.constant(torch.ones(queries, keys, dtype=torch.bool).tril())
+        return self._causal[queries, keys]
+
+    def attention(self, *args: Any, **options: Any) -> Any:
+        """See :func:`forge_eq.run.openvino_attention.attention`."""
+        return attention(self, *args, **options)

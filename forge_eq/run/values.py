@@ -1,0 +1,124 @@
+"""One instruction by torch, and a whole program without an arena.
+
+Takes a program and its flat inputs. Gives the value of every register. Promises: instructions in order, each computed
+by ``capture.execute``'s node executor from fresh values; ``wide`` computes the same program in float64.
+Not here: storage (``run.arena``), OpenVINO (``run.segments``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from forge_eq.capture.execute import run_graph, run_node
+from forge_eq.errors import ForgeError, RunError
+from forge_eq.ir.graph import Graph, Node, rewrite_nodes
+from forge_eq.ir.types import DTYPES, FLOATS, TensorType
+from forge_eq.lower.npu import Imm, Instr, Program
+from forge_eq.ops.elementwise import cast
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
+    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+    "c64": torch.complex64, "c128": torch.complex128,
+}
+assert TORCH_DTYPES.keys() == DTYPES.keys()
+
+
+def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of one instruction; ``values`` maps registers to what they hold.
+
+    Raises:
+        RunError: torch refuses the operands; the error of torch is its cause.
+    """
+    if instr.op is None:
+        return (values[instr.reads[0]],)
+    operands = [s.value if isinstance(s, Imm) else values[s] for s in instr.srcs]
+    first = program.vregs[instr.dsts[0]].type
+    node = Node(instr.node, instr.op, (), instr.attrs, first, instr.origin)
+    try:
+        result = run_node(node, operands, program.submodules)
+    except (RuntimeError, TypeError, ValueError, IndexError) as e:
+        raise RunError(
+            "run", describe(program, instr), f"torch refuses it: {e}",
+            "check the values of the inputs; the error of torch is the cause of this one",
+        ) from e
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def describe(program: Program, instr: Instr) -> str:
+    """The instruction for a person: opcode, registers, node, module and source."""
+    where = " ".join(w for w in (instr.origin.module, instr.origin.source) if w)
+    node = f" (node %{instr.node}{' of ' + where if where else ''})" if instr.node >= 0 else ""
+    return f"{instr.opcode} {', '.join(f'v{d}' for d in instr.dsts)}{node}"
+
+
+def constant(program: Program, register: int) -> torch.Tensor:
+    """The data of a constant's register. Raises RunError when the program carries none."""
+    name = program.constant_names[register]
+    value = program.data.get(name)
+    if value is None or value.is_meta:
+        raise RunError(
+            "run", name, "the constant has no data", "capture the model with real weights, not on the meta device"
+        )
+    return value.detach()
+
+
+def evaluate(program: Program, inputs: Sequence[Any], wide: bool = False) -> list[Any]:
+    """The value of every register.
+
+    Args:
+        inputs: one per input register, tensors or host numbers.
+        wide: compute floats in float64, whatever the program says.
+    """
+    values: list[Any] = [None] * len(program.vregs)
+    for register, value in zip(program.inputs, inputs, strict=True):
+        values[register] = _widened(value) if wide else value
+    for register in program.constant_names:
+        found = constant(program, register)
+        values[register] = _widened(found) if wide else found
+    with torch.no_grad():
+        for instr in program.instrs:
+            results = run_instr(program, _wide_instr(instr) if wide else instr, values)
+            for dst, result in zip(instr.dsts, results, strict=True):
+                values[dst] = result
+    return values
+
+
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _wide_instr(instr: Instr) -> Instr:
+    if instr.op is not cast or instr.attrs[0] not in FLOATS:
+        return instr
+    return replace(instr, attrs=("f64",))
+
+
+def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
+    """A graph as a function of its flat inputs that computes in float64; None when a call insists on its own dtype."""
+
+    def wider(node: Node) -> Node:
+        return replace(node, attrs=("f64",)) if node.op is cast and node.attrs[0] in FLOATS else node
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any] | None:
+        # Weights in float64 are twice the model: made when somebody asks, and dropped again.
+        constants = {k: _widened(v) for k, v in graph.constants.items()}
+        wide = replace(rewrite_nodes(graph, wider), constants=constants)
+        try:
+            return run_graph(wide, [_widened(v) for v in inputs])
+        except (ForgeError, RuntimeError, TypeError):
+            return None
+
+    return run
+
+
+def fits(type: Any, value: Any) -> bool:
+    """Whether a value is a tensor of this very type."""
+    return (
+        isinstance(type, TensorType) and isinstance(value, torch.Tensor)
+        and value.dtype is TORCH_DTYPES[type.dtype] and tuple(value.shape) == type.shape
+    )

@@ -1,0 +1,107 @@
+"""When two results agree: PyTorch's own criterion, used wherever a program is compared with another.
+
+Equal types and shapes; NaN and infinities at the same places; then either every element within the dtype's
+tolerance (``torch.testing.assert_close``'s defaults), or a root-mean-square error against float64 that is at
+most twice that of the reference (TorchBench's criterion for reassociated float arithmetic).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+TOLERANCES = {  # dtype -> (relative to the element, absolute where the largest value is 1 or more)
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+RMSE_FACTOR = 2.0
+Oracle = Callable[[], Sequence[Any] | None]  # the outputs in float64, or None when nobody can compute them
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``reason`` is empty when the results agree. ``difference`` is the largest absolute one over all outputs."""
+
+    reason: str
+    difference: float
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+
+def compare(got: Sequence[Any], want: Sequence[Any], oracle: Oracle | None = None) -> Verdict:
+    """Whether ``got`` may stand for ``want`` (flat outputs; the oracle is asked only when it is needed)."""
+    if len(got) != len(want):
+        return Verdict(f"{len(got)} outputs where {len(want)} are due", math.inf)
+    worst, exact = 0.0, None
+    for index, (g, w) in enumerate(zip(got, want, strict=True)):
+        if not isinstance(w, torch.Tensor):
+            if type(g) is not type(w) or not (g == w or (g != g and w != w)):
+                return Verdict(f"output {index}: {g!r} where {w!r} is due", math.inf)
+            continue
+        reason, difference, close = _tensors(g, w)
+        worst = max(worst, difference)
+        if not reason and not close:
+            exact = exact if exact is not None else (oracle() if oracle is not None else None)
+            reason = _against(g, w, None if exact is None else exact[index], difference)
+        if reason:
+            return Verdict(f"output {index}: {reason}", difference)
+    return Verdict("", worst)
+
+
+def _tensors(g: Any, w: torch.Tensor) -> tuple[str, float, bool]:
+    """(complaint, largest difference, within tolerance)."""
+    if not isinstance(g, torch.Tensor) or g.shape != w.shape or g.dtype != w.dtype:
+        shown = f"{g.dtype} {list(g.shape)}" if isinstance(g, torch.Tensor) else repr(g)
+        return f"{shown} where {w.dtype} {list(w.shape)} is due", math.inf, False
+    if w.numel() == 0:
+        return "", 0.0, True
+    if w.dtype not in TOLERANCES:
+        wrong = int((g != w).sum())
+        return (f"{wrong} of {w.numel()} values differ" if wrong else ""), float(wrong), not wrong
+    finite = w.isfinite()
+    if not torch.equal(g.isfinite(), finite) or not torch.equal(g.isnan(), w.isnan()):
+        return "NaN or infinity at other places", math.inf, False
+    if not torch.equal(g[~finite].nan_to_num(), w[~finite].nan_to_num()):
+        return "NaN or infinity at other places", math.inf, False
+    wide = torch.complex128 if w.is_complex() else torch.float64
+    off = (g[finite].to(wide) - w[finite].to(wide)).abs()
+    if off.numel() == 0:
+        return "", 0.0, True
+    relative, absolute = TOLERANCES[w.dtype]
+    size = w[finite].to(wide).abs()
+    # A program whose values are all tiny is not right because it gives zeros: the absolute part shrinks with them.
+    close = bool((off <= absolute * min(1.0, float(size.max())) + relative * size).all())
+    return "", float(off.max()), close
+
+
+def _against(g: torch.Tensor, w: torch.Tensor, exact: Any, difference: float) -> str:
+    if exact is None:
+        return f"off by {difference:.3g}, and there is no float64 result to judge by"
+    truth = torch.as_tensor(exact)
+    finite = w.isfinite() & truth.isfinite()
+    got, due = rmse(g[finite], truth[finite]), rmse(w[finite], truth[finite])
+    # Where the reference happens to be exact, rounding once must still be allowed.
+    floor = torch.finfo(w.dtype).eps * rmse(truth[finite], torch.zeros_like(truth[finite]))
+    if got <= RMSE_FACTOR * due + floor:
+        return ""
+    return f"off by {difference:.3g}; RMSE to float64 {got:.3g} where the original has {due:.3g}"
+
+
+def rmse(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """Root-mean-square difference, in float64."""
+    wide = torch.complex128 if truth.is_complex() else torch.float64
+    return float((value.to(wide) - truth.to(wide)).abs().square().mean().sqrt()) if value.numel() else 0.0
+
+
+def difference(got: Sequence[Any], want: Sequence[Any], oracle: Oracle | None = None) -> str | None:
+    """Why the results do not agree, or None."""
+    return compare(got, want, oracle).reason or None
