@@ -38,10 +38,12 @@ def test_wrong_rule_is_refused_with_a_counterexample(one: Rule) -> None:
 @pytest.mark.parametrize("one", WRONG, ids=lambda r: r.name)
 def test_proof_alone(one: Rule) -> None:
     """z3 refuses what is wrong over the reals; what it proves, numbers must refute."""
-    found = sample(one, 12, 600)
-    proof = prove(one, found.fired, instances=2)
-    proved = proof.failed is None and not proof.unknown
-    assert proved == (one.name in TRUE_OF_REALS), proof.failed or proof.unknown or "proved"
+    found = sample(one, 20, 1000)
+    proof = prove(one, found.fired, instances=6)
+    if one.name in TRUE_OF_REALS:
+        assert proof.failed is None
+    else:
+        assert proof.failed or proof.unknown, "proved"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from forge_eq.rules.dsl import Rule
 from forge_eq.verify.interpret import Binding, Misplaced, Untyped, fires, holds, resolve, typed_call
 from forge_eq.verify.propose import Proposer
 
+KEPT_OUT = 4  # instances that a guard keeps out, to each that fires: few of them show what the guard is for
 TRIES = 80  # candidates at one op before the attempt is given up
 
 
@@ -133,7 +134,7 @@ class Samples:
 
     def enough(self, rule: Rule, wanted: int) -> bool:
         guards = [i for i, g in enumerate(rule.guards) if g.soundness and g.fn is not None]
-        return len(self.fired) >= wanted and all(len(self.unguarded.get(i, ())) >= wanted for i in guards)
+        return len(self.fired) >= wanted and all(len(self.unguarded.get(i, ())) >= KEPT_OUT * wanted for i in guards)
 
 
 def sample(rule: Rule, wanted: int, attempts: int, seed: int = 0) -> Samples:
@@ -152,7 +153,7 @@ def sample(rule: Rule, wanted: int, attempts: int, seed: int = 0) -> Samples:
         failing = [i for i, g in enumerate(rule.guards) if not holds(g, binding)]
         if len(failing) == 1:
             kept = found.unguarded.setdefault(failing[0], [])
-            if len(kept) < wanted:
+            if len(kept) < KEPT_OUT * wanted:
                 kept.append(binding)
         elif not failing:
             _file(rule, binding, found, wanted)

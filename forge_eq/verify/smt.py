@@ -22,7 +22,8 @@ from forge_eq.verify.interpret import Binding, Reference, Undefined, Untyped, Wa
 from forge_eq.verify.numeric import Counterexample
 from forge_eq.verify.symbolic import Elem, Namespace, SymArray, symbols, term
 
-EFFORT = 3_000_000  # z3 resource units for one instance
+EFFORT = 1_000_000  # z3 resource units for one instance, some seconds; the default rules need an eighth at most
+LAST_STOP = 120_000  # milliseconds; only for a step of z3 that counts no units
 ELEMENTS = 40  # of all tensors of an instance together
 
 TESTED_ONLY: dict[str, str] = {}  # rule id -> why z3 has no theory for it
@@ -56,9 +57,9 @@ def prove(rule: Rule, bindings: list[Binding], *, instances: int = 4) -> Proof:
     found = Proof()
     for binding in choose(bindings, instances):
         reason, failed = "", None
-        for numbers in _numbers(binding):
+        for numbers in _numbers(rule, binding):
             reason, failed = _instance(rule, binding, numbers)
-            if not reason and failed is None:
+            if (not reason and failed is None) or (failed is not None and not _pinned(rule, binding)):
                 break
         if failed is not None:
             found.failed = failed
@@ -72,14 +73,27 @@ def prove(rule: Rule, bindings: list[Binding], *, instances: int = 4) -> Proof:
     return found
 
 
-def _numbers(binding: Binding) -> Iterator[dict[str, Elem]]:
-    """Float attributes as unknowns, then as they are."""
+def _pinned(rule: Rule, binding: Binding) -> set[str]:
+    """Float attributes that a guard speaks of: the equation may hold for the values it lets through only."""
+    named = {n for g in rule.guards if g.fn is not None for n in g.args}
+    return {n for n, v in binding.attrs.items() if isinstance(v, float) and n in named}
+
+
+def _numbers(rule: Rule, binding: Binding) -> Iterator[dict[str, Elem]]:
+    """Float attributes as unknowns; then those that a guard speaks of as they are; then all as they are.
+
+    The last is for helpers that compute with Python floats only. When z3 finds values for which the sides differ,
+    only the attributes that a guard speaks of are tried again.
+    """
     import z3
 
     free = {n: Elem(z3.Real(n)) for n, v in binding.attrs.items() if isinstance(v, float)}
-    if free:
-        yield free
-    yield {}
+    pinned = _pinned(rule, binding)
+    yield free
+    if pinned:
+        yield {n: v for n, v in free.items() if n not in pinned}
+    elif free:
+        yield {}
 
 
 def _symbol(name: str, type_: Type) -> SymArray:
@@ -102,6 +116,7 @@ def _instance(rule: Rule, binding: Binding, numbers: Mapping[str, Elem]) -> tupl
         return "", None
     solver = z3.Solver()
     solver.set("rlimit", EFFORT)
+    solver.set("timeout", LAST_STOP)
     solver.add(z3.Or(differ))
     answer = solver.check()
     if answer == z3.unsat:
