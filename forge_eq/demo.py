@@ -51,7 +51,7 @@ class Result:
 
 def run(
     say: Say,
-    prompt: str = "The capital of France is",
+    prompt: str = "Once upon a time, there was a little",
     new: int = 12,
     tokens: int = 64,
     exact: bool = True,

@@ -106,7 +106,7 @@ def explain(
 
 
 def demo(
-    prompt: Annotated[str, typer.Option(help="text to continue")] = "The capital of France is",
+    prompt: Annotated[str, typer.Option(help="text to continue")] = "Once upon a time, there was a little",
     new: Annotated[int, typer.Option(help="tokens to add", min=1)] = 12,
     tokens: Annotated[int, typer.Option(help="length that the model is compiled for", min=8)] = 64,
     exact: Annotated[bool, typer.Option(help="also compare with float64")] = True,
