@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Result:
 
 def run(
     say: Say,
-    prompt: str = "The capital of France is",
+    prompt: str = "Once upon a time, there was a little",
     new: int = 12,
     tokens: int = 64,
     exact: bool = True,
@@ -83,7 +84,7 @@ def run(
         )
     millions = sum(p.numel() for p in model.module.parameters()) / 1e6
     say(f"{model.name}: {millions:.4g} million parameters in float32, {tokens} tokens\n")
-    clock("")
+    clock("compile", tell=False)  # its stages are told one by one
     program = compile(model.module, model.args, on_stage=on_stage)
     clock("PyTorch")
     theirs = _continue(lambda text: model.module(torch.tensor([text])), ids, new)
@@ -99,17 +100,18 @@ def run(
 
 
 class _Clock:
-    """Seconds per step; the step that ends is entered when the next begins."""
+    """Seconds per step; a step ends when the next begins, the last one with an empty name."""
 
     def __init__(self, on_stage: Callable[[str], None]) -> None:
         self.on_stage, self.seconds = on_stage, dict[str, float]()
         self.name, self.start = "", time.perf_counter()
 
-    def __call__(self, name: str) -> None:
+    def __call__(self, name: str, tell: bool = True) -> None:
         now = time.perf_counter()
-        self.seconds[self.name or "compile"] = now - self.start
+        if self.name:
+            self.seconds[self.name] = now - self.start
         self.name, self.start = name, now
-        if name:
+        if tell:
             self.on_stage(name)
 
 
@@ -155,7 +157,7 @@ def _tell(say: Say, program: Any, result: Result, model: Model, given: int, new:
     say(stage_table(job))
     say(allocation_table(job))
     verdict = "the same" if result.same else "NOT the same"
-    say(f'   "{result.text}"')
+    say(textwrap.indent(result.text, "   | "))
     say(f"   {plural(new, 'new token')}, each the most likely one: {verdict} as PyTorch's\n")
     rows = [("forge_eq to PyTorch float32", f"{f.to_torch:.3g}")]
     if f.ours_to_float64 is not None and f.torch_to_float64 is not None:
@@ -165,8 +167,8 @@ def _tell(say: Say, program: Any, result: Result, model: Model, given: int, new:
         ]
     say("\n".join(table((f"largest difference of logits, {given + new} positions", ""), rows)) + "\n")
     say("\n".join(table(("where the time went", ""), _times(result, new))))
-    say(f"   peak memory {_peak_mib():.0f} MiB\n")
-    say(_NEXT)
+    say(f"   peak memory {_peak_mib():.0f} MiB, with PyTorch and transformers\n")
+    say(_NEXT.rstrip())
 
 
 def _times(result: Result, new: int) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections import Counter
 from itertools import groupby
@@ -109,12 +108,11 @@ def _evidence(rule: Rule) -> str:
 
 
 def _place(where: str) -> str:
-    """file:line from here, where that is shorter."""
-    path, _, line = where.rpartition(":")
-    if not path or not Path(path).is_absolute():
-        return where or "derived"
-    near = os.path.relpath(path)
-    return f"{near if len(near) < len(path) else path}:{line}"
+    """The rule's file and line; a file of the package from the package on."""
+    import forge_eq
+
+    root = Path(forge_eq.__file__).parents[1]
+    return str(Path(where).relative_to(root)) if where and Path(where).is_relative_to(root) else where or "derived"
 
 
 def _rules(which: str) -> list[Rule]:

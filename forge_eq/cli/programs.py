@@ -72,7 +72,7 @@ def compile_(
         program = build(model.module, model.args, model.kwargs or None, options=options, on_stage=on_stage)
     _report(program.job, show, stats)
     if not show:
-        say(allocation_table(program.job))
+        say("\n" + allocation_table(program.job).rstrip())
     if path is not None:
         program.save(path)
         err().print(f"wrote {path}")
@@ -92,7 +92,7 @@ def explain(
 
     result = _optimized(spec, tokens, options)
     if not why:
-        say(report.explain(result.job, width()))
+        say(report.explain(result.job, width()).rstrip())
         return
     with Progress(console=err(), transient=True, disable=not err().is_terminal) as bar:
         task = bar.add_task("without one rule", total=None)
@@ -102,11 +102,11 @@ def explain(
             True,
             lambda rule, step, total: bar.update(task, description=f"without {rule}", completed=step - 1, total=total),
         )
-    say(text)
+    say(text.rstrip())
 
 
 def demo(
-    prompt: Annotated[str, typer.Option(help="text to continue")] = "The capital of France is",
+    prompt: Annotated[str, typer.Option(help="text to continue")] = "Once upon a time, there was a little",
     new: Annotated[int, typer.Option(help="tokens to add", min=1)] = 12,
     tokens: Annotated[int, typer.Option(help="length that the model is compiled for", min=8)] = 64,
     exact: Annotated[bool, typer.Option(help="also compare with float64")] = True,
@@ -144,11 +144,11 @@ def _report(job: Job, show: str, stats: bool) -> None:
     from forge_eq.report import stage_table, summary
 
     for part in split(show):
-        say(_changed(job) if part == CHANGED else next(s for s in STAGES if s.name == part).text(job))
+        say(_changed(job) if part == CHANGED else next(s for s in STAGES if s.name == part).text(job).rstrip())
     if not show:
-        say(summary(job, width()))
+        say(summary(job, width()).rstrip())
     if stats:
-        say(stage_table(job))
+        say("\n" + stage_table(job))
         say(_matches(job))
 
 

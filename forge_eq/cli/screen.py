@@ -33,7 +33,7 @@ def width() -> int:
 
 def say(text: str = "") -> None:
     """A result, as it is: neither wrapped nor coloured."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.write(text + "\n")
 
 
 class Stages:
@@ -45,9 +45,10 @@ class Stages:
         self.live: Any = None
 
     def __call__(self, name: str) -> None:
+        """``name`` begins and what ran before ends; an empty name only ends it."""
         self.close()
         self.name, self.start = name, time.perf_counter()
-        if self.console.is_terminal:
+        if name and self.console.is_terminal:
             self.live = self.console.status(f"{name} ...")
             self.live.start()
 

@@ -113,10 +113,29 @@ def evaluate(graph: Graph, inputs: Sequence[Any], call: OpaqueCall | None = None
     """
     sizes = _bind_sizes(graph, inputs)
     values: list[Any] = []
+    left = [len(users) for users in graph.users()]
+    for i in graph.outputs:
+        left[i] += 1
     with np.errstate(all="ignore"):
         for node in graph.nodes:
-            values.append(_value(graph, node, values, inputs, sizes, call))
-    return [np.asarray(values[i]) for i in graph.outputs]
+            # Weights are widened where they are read: all of them in float64 at once would be twice the model.
+            values.append(None if node.op.leaf == "constant" else _value(graph, node, values, inputs, sizes, call))
+            for i in node.inputs:
+                left[i] -= 1
+                if not left[i]:
+                    values[i] = None
+    return [np.asarray(_operand(graph, i, values)) for i in graph.outputs]
+
+
+def _operand(graph: Graph, i: int, values: Sequence[Any]) -> Any:
+    """The value of node ``i``."""
+    node = graph.nodes[i]
+    if node.op.leaf != "constant":
+        return values[i]
+    if node.attrs[0] not in graph.constants:
+        raise CheckError("evaluate", f"%{node.id}", f"no data for {node.attrs[0]!r}", "attach it to the graph")
+    assert isinstance(node.type, TensorType)
+    return oracle_array(graph.constants[node.attrs[0]], node.type)
 
 
 def _bind_sizes(graph: Graph, inputs: Sequence[Any]) -> dict[Sym, int]:
@@ -147,12 +166,7 @@ def _value(
     if node.op.leaf == "input":
         given = inputs[node.attrs[0]]
         return oracle_array(given, node.type) if isinstance(node.type, TensorType) else given
-    if node.op.leaf == "constant":
-        if node.attrs[0] not in graph.constants:
-            raise CheckError("evaluate", f"%{node.id}", f"no data for {node.attrs[0]!r}", "attach it to the graph")
-        assert isinstance(node.type, TensorType)
-        return oracle_array(graph.constants[node.attrs[0]], node.type)
-    operands = [values[i] for i in node.inputs]
+    operands = [_operand(graph, i, values) for i in node.inputs]
     if node.op in (opaque, opaque_effect):
         if call is None:
             raise CheckError("evaluate", f"%{node.id}", f"{node.attrs[0]} is outside the vocabulary", "pass call=")
