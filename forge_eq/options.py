@@ -1,4 +1,4 @@
-"""Options: one frozen dataclass, the single source of defaults and of the command line's flags."""
+"""Options: one frozen dataclass, the single source of defaults and of the command line's flags and help."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from forge_eq.errors import OptionsError
 VERIFY = ("off", "quick", "full")
 
 
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True)
 class Limits:
     """Guards on growth, counted in work so that two runs give the same result."""
 
-    nodes: int = 200_000  # e-nodes at which saturation stops
-    iterations: int = 60  # rounds of rules
-    moves: int = 20_000  # of local search in extraction
-    fold_bytes: int = 64 << 20  # a folded constant may add this much over the weights that it replaces
+    nodes: int = _option(200_000, "e-nodes at which saturation stops")
+    iterations: int = _option(60, "rounds of rules")
+    moves: int = _option(20_000, "moves of local search in extraction")
+    fold_bytes: int = _option(64 << 20, "bytes that a folded constant may add over the weights that it replaces")
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,12 @@ class Options:
     """
 
     rules: Any = None
-    alpha: float = 1.0
-    target: str = "openvino-cpu"
+    alpha: float = _option(1.0, "gain of fusing: 0 keeps what was captured, 1 takes the full predicted gain")
+    target: str = _option("openvino-cpu", "target by name, or the path of a .toml file")
     limits: Limits = field(default_factory=Limits)
-    verify: str = "quick"
-    check: bool = False  # run every stage's checker, not only the final ones
-    threads: int = 0  # of the executor; 0 leaves it to the backend
+    verify: str = _option("quick", f"how the result is compared with the original: {', '.join(VERIFY)}")
+    check: bool = _option(False, "run every stage's checker, not only the final ones")
+    threads: int = _option(0, "threads of the executor; 0 leaves it to the backend")
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 10:

@@ -1,0 +1,5 @@
+"""``python -m forge_eq`` is ``forge-eq``."""
+
+from forge_eq.cli import main
+
+main()

@@ -1,0 +1,201 @@
+"""Commands on programs: ``optimize``, ``compile``, ``explain``, ``demo``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forge_eq.cli.flags import split, with_options
+from forge_eq.cli.screen import Stages, err, say, width
+from forge_eq.errors import FileError, OptionsError
+from forge_eq.options import Options
+from forge_eq.pipeline import STAGES, Job
+
+_SPEC = "FILE.py:ATTR (a pair (module, example_inputs) or a function that gives one), a .pt2 file, or a built-in model"
+Spec = Annotated[str, typer.Argument(metavar="MODEL", help=_SPEC, show_default=False)]
+Tokens = Annotated[int | None, typer.Option(help="length of the example input of a built-in model", show_default=False)]
+Show = Annotated[str, typer.Option(help="print forms: stages with commas, or 'changed' for what each stage changed")]
+Stats = Annotated[bool, typer.Option("--stats", help="print time and size of each stage, and how often rules matched")]
+CHANGED = "changed"
+
+
+def enter(app: typer.Typer) -> None:
+    """Enters the commands."""
+    app.command()(with_options(optimize))
+    app.command(name="compile")(with_options(compile_))
+    app.command()(with_options(explain))
+    app.command()(demo)
+
+
+def optimize(
+    spec: Spec, tokens: Tokens = None, show: Show = "", stats: Stats = False,
+    out: Annotated[str, typer.Option(help="write the optimised module, as torch.export saves it (.pt2)")] = "",
+    *, options: Options,
+) -> None:
+    """Find the cheapest equal program: capture, e-graph, extraction."""
+    _forms(show, "extract")
+    path = _target(out, ".pt2")
+    result, model = _optimized(spec, tokens, options)
+    _report(result.job, show, stats)
+    if path is not None:
+        import torch
+
+        args, kwargs = _example(model)
+        program = torch.export.export(result.module, args, kwargs, strict=False)
+        _write(path, lambda beside: torch.export.save(program, beside))
+
+
+def compile_(
+    spec: Spec, tokens: Tokens = None, show: Show = "", stats: Stats = False,
+    out: Annotated[str, typer.Option(help="write the compiled program (.forge); read it with forge_eq.load")] = "",
+    *, options: Options,
+) -> None:
+    """Compile for the target: optimise, lower, schedule, allocate, build, and compare with the original."""
+    from forge_eq import models
+    from forge_eq.program import compile as build
+    from forge_eq.report import allocation_table
+
+    _forms(show, "alloc")
+    path = _target(out, ".forge")
+    model = models.load(spec, tokens)
+    with Stages() as on_stage:
+        program = build(model.module, model.args, model.kwargs or None, options=options, on_stage=on_stage)
+    _report(program.job, show, stats)
+    if not show:
+        say(allocation_table(program.job))
+    if path is not None:
+        program.save(path)
+        err().print(f"wrote {path}")
+
+
+def explain(
+    spec: Spec, tokens: Tokens = None,
+    why: Annotated[bool, typer.Option("--why", help="find the rules that were needed: one optimisation per rule")] = False,
+    *, options: Options,
+) -> None:
+    """Show the program before and after, what it costs, and which rules made it."""
+    from rich.progress import Progress
+
+    from forge_eq import report
+
+    result, _ = _optimized(spec, tokens, options)
+    if not why:
+        say(report.explain(result.job, width()))
+        return
+    with Progress(console=err(), transient=True, disable=not err().is_terminal) as bar:
+        task = bar.add_task("without one rule", total=None)
+        text = report.explain(
+            result.job, width(), True,
+            lambda rule, step, total: bar.update(task, description=f"without {rule}", completed=step - 1, total=total),
+        )
+    say(text)
+
+
+def demo(
+    prompt: Annotated[str, typer.Option(help="text to continue")] = "The capital of France is",
+    new: Annotated[int, typer.Option(help="tokens to add", min=1)] = 12,
+    tokens: Annotated[int, typer.Option(help="length that the model is compiled for", min=8)] = 64,
+    exact: Annotated[bool, typer.Option(help="also compare with float64")] = True,
+) -> None:
+    """Compile a trained model, SmolLM2-135M, and continue a text beside PyTorch. Offline."""
+    from forge_eq.demo import run
+
+    with Stages() as on_stage:
+        run(say, prompt, new, tokens, exact, on_stage)
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def _optimized(spec: str, tokens: int | None, options: Options) -> tuple[Any, Any]:
+    from forge_eq import models
+    from forge_eq.api import optimize as run
+
+    with Stages() as on_stage:
+        on_stage("load")
+        model = models.load(spec, tokens)
+        return run(model.module, model.args, model.kwargs or None, options=options, on_stage=on_stage), model
+
+
+def _example(model: Any) -> tuple[tuple[Any, ...], Any]:
+    """Example inputs; those of an exported program are in it."""
+    if not isinstance(model.module, str):
+        return model.args, dict(model.kwargs) or None
+    import torch
+
+    args, kwargs = torch.export.load(model.module).example_inputs
+    return tuple(args), kwargs
+
+
+def _forms(show: str, last: str) -> None:
+    """Refuses what cannot be shown, before any work."""
+    names = [s.name for s in STAGES]
+    possible = [*names[: names.index(last) + 1], CHANGED]
+    for part in split(show):
+        if part not in possible:
+            raise OptionsError("options", f"--show {part}", "is no form of this command", f"use {', '.join(possible)}")
+
+
+def _report(job: Job, show: str, stats: bool) -> None:
+    from forge_eq.report import stage_table, summary
+
+    for part in split(show):
+        say(_changed(job) if part == CHANGED else next(s for s in STAGES if s.name == part).text(job))
+    if not show:
+        say(summary(job, width()))
+    if stats:
+        say(stage_table(job))
+        say(_matches(job))
+
+
+def _matches(job: Job) -> str:
+    from forge_eq.report import rule_counts, table
+
+    saturation, made = job["saturate"].saturation, rule_counts(job["extract"])
+    body = [
+        (name, f"{count}", f"{made[name]}", f"{saturation.seconds.get(name, 0.0) * 1e3:.1f} ms")
+        for name, count in sorted(saturation.matches.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    return "\n".join(table(("rule", "matches", "calls made", "time"), body))
+
+
+def _changed(job: Job) -> str:
+    """What each stage changed: calls side by side, instructions as a difference."""
+    from forge_eq.lower.text import text
+    from forge_eq.report import changes
+
+    parts = [f"capture -> extract\n{changes(job, width())}"]
+    if "schedule" in job.forms:
+        before, after = text(job["lower"]).splitlines(), text(job["schedule"].program).splitlines()
+        lines = difflib.unified_diff(before, after, "lower", "schedule", lineterm="", n=1)
+        parts.append("lower -> schedule\n" + ("\n".join(lines) or "nothing changed"))
+    return "\n\n".join(parts)
+
+
+def _target(out: str, suffix: str) -> Path | None:
+    """Where to write, checked before any work."""
+    if not out:
+        return None
+    path = Path(out)
+    if path.suffix != suffix:
+        raise OptionsError("options", f"--out {out}", f"does not end in {suffix}", f"write {path.with_suffix(suffix)}")
+    if not path.parent.is_dir():
+        raise FileError("save", str(path.parent), "is no folder", "make it first")
+    return path
+
+
+def _write(path: Path, save: Any) -> None:
+    """All or nothing: the file appears when it is complete."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save(beside)
+        os.replace(beside, path)
+    except OSError as e:
+        raise FileError("save", str(path), f"cannot be written: {e.strerror}", "write to another place") from None
+    finally:
+        beside.unlink(missing_ok=True)
+    err().print(f"wrote {path}")
