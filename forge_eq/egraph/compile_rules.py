@@ -17,6 +17,7 @@ from typing import Any
 
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.errors import ShapeError
+from forge_eq.ir.check import fits
 from forge_eq.ir.types import Type
 from forge_eq.ops.spec import App, AttrVar, Computed, Op, Var
 from forge_eq.rules.dsl import Rule
@@ -184,5 +185,7 @@ class CompiledRule:
             attrs = tuple(
                 env[a.name] if isinstance(a, AttrVar) else values[a] if isinstance(a, Computed) else a for a in term.attrs
             )
+            if not all(fits(kind, value) for (_, kind), value in zip(term.op.attrs, attrs, strict=True)):
+                raise ShapeError("rules", term.op.name, f"attributes {attrs} of the wrong kind", "write 2.0 for 2")
             types[term] = term.op.infer([self._infer(a, env, values, types) for a in term.args], attrs)
         return types[term]

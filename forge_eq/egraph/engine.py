@@ -146,23 +146,27 @@ class Engine:
         matches: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"
-        size = f":until (<= {limits.nodes} (get-size!))"
+        # Only ops count: answers are kept from program to program, and must not use up the next one's limit.
+        tables = " ".join(f'"{name}"' for name in self.declared if name.startswith("op_"))
+        until = f":until (<= {limits.nodes} (get-size! {tables}))"
+        step = f"(run-schedule (saturate (run facts)) (run fire {until}) (run ask))"
         while True:
             rounds += 1
-            step = f"(seq (run facts) (run fire {size}) (run ask))"
-            report = self._run(f"(run-schedule (repeat {left} {step}))")[0].report
-            for name, count in report.num_matches_per_rule.items():
-                matches[name] += count
-            for name, spent in report.search_and_apply_time_per_rule.items():
-                seconds[name] += spent.total_seconds()
-            left -= max(1, len(report.iterations) // 3)
+            # One step at a time: egglog's ``repeat`` goes on after the last change, which would use up the limit.
+            while left > 0:
+                report = self._run(step)[0].report
+                for name, count in report.num_matches_per_rule.items():
+                    matches[name] += count
+                for name, spent in report.search_and_apply_time_per_rule.items():
+                    seconds[name] += spent.total_seconds()
+                if not report.updated:
+                    break
+                left -= 1
+            else:
+                stop = "iteration limit"
             if self._size() >= limits.nodes:
                 stop = "node limit"
-                break
-            if not self._answer():
-                break
-            if left <= 0:
-                stop = "iteration limit"
+            if stop != "saturated" or not self._answer():
                 break
         fired = {r.rule.id for r in self.rules}
         return Saturation(
@@ -171,7 +175,7 @@ class Engine:
         )
 
     def _size(self) -> int:
-        """Terms in the e-graph, as ``get-size!`` counts them is too coarse: this counts op rows only."""
+        """E-nodes, counted as the limit in ``_saturate`` counts them."""
         frozen = self.egraph.freeze().functions
         return sum(len(f.rows) for name, f in frozen.items() if name.startswith("op_"))
 

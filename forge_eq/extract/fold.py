@@ -8,6 +8,7 @@ that folding them costs nothing at run time is why extraction chose them.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from forge_eq.capture.execute import run_node
@@ -30,10 +31,11 @@ def fold(graph: Graph, limits: Limits | None = None) -> Graph:
         return graph
     values = _evaluate(graph, folded)
     builder, ids, data = Builder(graph), dict[int, int](), dict(graph.constants)
+    names = (name for k in count() if (name := f"folded.{k}") not in graph.constants)
     needed = _needed(graph, folded)
     for node in graph.nodes:
         if node.id in folded:
-            name = f"folded.{len(data) - len(graph.constants)}"
+            name = next(names)
             data[name] = values[node.id]
             origin = Origin(node.origin.source, node.origin.module, node.origin.rule or "constants/fold")
             ids[node.id] = builder.add(constant, (), (name,), node.type, origin)

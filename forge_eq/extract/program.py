@@ -71,8 +71,10 @@ def choose(
 
 def captured_cost(view: EGraphView, graph: Graph, cost: FusionGain, limits: Limits) -> float:
     """What the captured program costs: its own nodes, CSE and folding aside from nothing else."""
-    total, seen = 0.0, set()
-    for node in graph.live().nodes:
+    total, seen, live = 0.0, set(), graph.live_ids()
+    for node in graph.nodes:
+        if node.id not in live:
+            continue
         cls = view.classes[view.class_of[node.id]] if node.id in view.class_of else None
         key = (node.op, node.inputs, repr(node.attrs))
         if cls is None or key in seen or foldable(cls, limits.fold_bytes):

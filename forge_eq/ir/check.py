@@ -73,11 +73,16 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+def fits(kind: str, value: Any) -> bool:
+    """Whether an attribute declared as ``kind`` may have this value: 2 is no float, and True is no int."""
+    return _KINDS[kind](value)
+
+
 def _check_attrs(node: Node) -> None:
     if len(node.attrs) != len(node.op.attrs):
         _fail(node, f"has attributes {node.attrs}, the signature is {node.op.signature}")
     for (name, kind), value in zip(node.op.attrs, node.attrs, strict=True):
-        if not _KINDS[kind](value):
+        if not fits(kind, value):
             _fail(node, f"attribute {name} is {value!r}, {kind} is due")
         if not _plain(value):
             _fail(node, f"attribute {name} holds {value!r}, which is no plain value")

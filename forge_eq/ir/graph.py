@@ -132,13 +132,18 @@ class Graph:
                 found[source].append(node.id)
         return found
 
-    def live(self) -> Graph:
-        """The same program without nodes that reach neither an output nor an effect."""
+    def live_ids(self) -> set[int]:
+        """The inputs and the nodes that reach an output or an effect."""
         keep = set(self.outputs) | set(self.effects)
         keep |= {n.id for n in self.nodes if n.op.leaf == "input"}
         for node in reversed(self.nodes):
             if node.id in keep:
                 keep.update(node.inputs)
+        return keep
+
+    def live(self) -> Graph:
+        """The same program without nodes that reach neither an output nor an effect."""
+        keep = self.live_ids()
         return self if len(keep) == len(self.nodes) else self.select(keep)
 
     def select(self, keep: Iterable[int]) -> Graph:

@@ -19,7 +19,9 @@ def reciprocal(s: float) -> float:
 
 
 def product(s: float, t: float) -> float:
-    return s * t
+    """s t, and 1 where only rounding keeps it from 1: else x = x (1 - 1e-16) would follow, and its powers with it."""
+    exact = s * t
+    return 1.0 if abs(exact - 1.0) < 1e-12 else exact
 
 
 @rule("constants", exact="bit", source=IEEE)
