@@ -62,12 +62,13 @@ def measure(name: str, attention: str, tokens: int, target: str, build: bool) ->
             "virtual": made.virtual, "physical": made.physical, "peak": made.peak, "bound": made.bound,
         }
     figures = plan.figures
-    owned = str(Executable(plan.program, job.target).ownership()) if build else "not built"
+    owned = Executable(plan.program, job.target).ownership() if build else None
     return {
         "captured": len(calls(job["capture"])), "chosen": len(calls(graph)), "stop": job["saturate"].saturation.stop,
         "faults": faults(graph, ARCHITECTURES[name]), "patterns": {k: dict(v) for k, v in patterns(graph).items()},
-        "storage": storage, "owned": owned, "instructions": len(plan.program.instrs), "segments": len(plan.segments),
+        "storage": storage, "instructions": len(plan.program.instrs), "segments": len(plan.segments),
         "transitions": (figures.transitions_before, figures.transitions, figures.transitions_least),
+        "owned": None if owned is None else {"arenas": owned.arenas, "shared": owned.shared, "inside": owned.inside},
     }
 
 
@@ -99,12 +100,21 @@ def fill(sheet: Sheet, found: list[tuple[str, str, dict[str, Any]]]) -> None:
         [(n, a, f["instructions"], f["segments"], *f["transitions"]) for n, a, f in found],
         _paper_transitions(),
     )
-    sheet.table("what the executor owns", ("model", "attention", "bytes"), [(n, a, f["owned"]) for n, a, f in found])
+    sheet.table(
+        "what the executor owns, bytes",
+        ("model", "attention", "our arenas", "constants shared with torch", "activations inside OpenVINO, at most"),
+        [(n, a, _arenas(f["owned"]), f["owned"]["shared"], f["owned"]["inside"]) for n, a, f in found if f["owned"]],
+        "OpenVINO also packs weights for its matrix products, up to once more their size, and cannot be asked how much.",
+    )
     for name, attention, f in found:
         sheet.demand(f"{name} {attention}: layers with something missing", float(len(f["faults"])), 0.0)
         for granularity, s in f["storage"].items():
             ratio = s["peak"] / s["bound"] if s["bound"] else 1.0
             sheet.demand(f"{name} {attention}: arena / max-live bound, {GRANULARITIES[granularity]}", ratio, 1.05)
+
+
+def _arenas(owned: dict[str, Any]) -> str:
+    return ", ".join(f"{device} {size}" for device, size in owned["arenas"].items()) or "none"
 
 
 def _each(layers: dict[str, dict[str, int]]) -> str:

@@ -140,7 +140,7 @@ def _processor() -> str:
 
 
 def progress(items: Sequence[Any], what: str) -> Iterator[Any]:
-    """The items, telling on stderr which one is worked on: a bar on a terminal, else a line each."""
+    """The items, telling on stderr how far it is: a bar on a terminal, else a line each (with the item, if it is words)."""
     from rich.console import Console
     from rich.progress import track
 
@@ -150,7 +150,8 @@ def progress(items: Sequence[Any], what: str) -> Iterator[Any]:
         return
     start = time.perf_counter()
     for index, item in enumerate(items):
-        print(f"{what}: {index + 1} of {len(items)} ({time.perf_counter() - start:.0f} s)", file=sys.stderr, flush=True)
+        words = item if isinstance(item, tuple) and all(isinstance(p, str) for p in item) else ()
+        tell(" ".join([f"{what} {index + 1}/{len(items)}", *words, f"({time.perf_counter() - start:.0f} s so far)"]))
         yield item
 
 
