@@ -27,7 +27,9 @@ class Widen(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         wide = [torch.float64 if isinstance(a, torch.dtype) and a in NARROW else a for a in args]
-        named = {k: torch.float64 if isinstance(v, torch.dtype) and v in NARROW else v for k, v in (kwargs or {}).items()}
+        named = {
+            k: torch.float64 if isinstance(v, torch.dtype) and v in NARROW else v for k, v in (kwargs or {}).items()
+        }
         return func(*wide, **named)
 
 

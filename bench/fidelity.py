@@ -93,7 +93,11 @@ def measure(sheet: Sheet, name: str, given: Any) -> None:
     tell(f"{name}: forge_eq")
     ours = compile(model.module, model.args, verify=given.verify, threads=given.threads)
     candidates: dict[str, Candidate] = {
-        TRUTH: float64(reference.module), EAGER: eager(reference.module), SDPA: eager(model.module), PLAIN: plain, OURS: ours,
+        TRUTH: float64(reference.module),
+        EAGER: eager(reference.module),
+        SDPA: eager(model.module),
+        PLAIN: plain,
+        OURS: ours,
     }
     errors = {n: Errors() for n in candidates}
     exact = self_check(ours.captured, candidates[TRUTH], batches[0])
@@ -184,7 +188,9 @@ def sentences(model: Any, given: Any) -> list[tuple[torch.Tensor, ...]]:
     texts = [line.split("\t", 1)[1] for line in lines if "\t" in line]
     made = []
     for text in texts[: given.sentences or None]:
-        found = model.tokenizer(text, padding="max_length", truncation=True, max_length=given.tokens, return_tensors="pt")
+        found = model.tokenizer(
+            text, padding="max_length", truncation=True, max_length=given.tokens, return_tensors="pt"
+        )
         made.append((found["input_ids"], found["attention_mask"]))
     return made
 

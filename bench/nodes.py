@@ -16,8 +16,12 @@ from layer_patterns import bert, faults, gpt2, llama, patterns
 from sheet import PAPER, Sheet, arguments, finish, paper, progress, where
 
 ARCHITECTURES = {  # built-in model -> what its layers must show
-    "gpt2": gpt2(12), "smollm2": llama(30), "minilm": bert(6),
-    "gpt2-tiny": gpt2(2), "llama-tiny": llama(2), "bert-tiny": bert(2),
+    "gpt2": gpt2(12),
+    "smollm2": llama(30),
+    "minilm": bert(6),
+    "gpt2-tiny": gpt2(2),
+    "llama-tiny": llama(2),
+    "bert-tiny": bert(2),
 }
 ATTENTIONS = ("eager", "sdpa")
 GRANULARITIES = {"segment": "as run here", "instr": "NPU plan"}
@@ -59,14 +63,22 @@ def measure(name: str, attention: str, tokens: int, target: str, build: bool) ->
     for granularity in GRANULARITIES:
         made = allocate(plan.program, job.target, granularity)
         storage[granularity] = {
-            "virtual": made.virtual, "physical": made.physical, "peak": made.peak, "bound": made.bound,
+            "virtual": made.virtual,
+            "physical": made.physical,
+            "peak": made.peak,
+            "bound": made.bound,
         }
     figures = plan.figures
     owned = Executable(plan.program, job.target).ownership() if build else None
     return {
-        "captured": len(calls(job["capture"])), "chosen": len(calls(graph)), "stop": job["saturate"].saturation.stop,
-        "faults": faults(graph, ARCHITECTURES[name]), "patterns": {k: dict(v) for k, v in patterns(graph).items()},
-        "storage": storage, "instructions": len(plan.program.instrs), "segments": len(plan.segments),
+        "captured": len(calls(job["capture"])),
+        "chosen": len(calls(graph)),
+        "stop": job["saturate"].saturation.stop,
+        "faults": faults(graph, ARCHITECTURES[name]),
+        "patterns": {k: dict(v) for k, v in patterns(graph).items()},
+        "storage": storage,
+        "instructions": len(plan.program.instrs),
+        "segments": len(plan.segments),
         "transitions": (figures.transitions_before, figures.transitions, figures.transitions_least),
         "owned": None if owned is None else {"arenas": owned.arenas, "shared": owned.shared, "inside": owned.inside},
     }
@@ -75,21 +87,42 @@ def measure(name: str, attention: str, tokens: int, target: str, build: bool) ->
 def fill(sheet: Sheet, found: list[tuple[str, str, dict[str, Any]]]) -> None:
     sheet.figures["exports"] = [{"model": n, "attention": a, **f} for n, a, f in found]
     sheet.table(
-        "calls: captured -> chosen", ("model", "attention", "captured", "chosen", "change %", "saturation", "paper %"),
+        "calls: captured -> chosen",
+        ("model", "attention", "captured", "chosen", "change %", "saturation", "paper %"),
         [
-            (n, a, f["captured"], f["chosen"], 100.0 * (f["chosen"] - f["captured"]) / f["captured"], f["stop"], _paper(n))
+            (
+                n,
+                a,
+                f["captured"],
+                f["chosen"],
+                100.0 * (f["chosen"] - f["captured"]) / f["captured"],
+                f["stop"],
+                _paper(n),
+            )
             for n, a, f in found
         ],
         f"Calls that compute something; leaves and parts of a multi-output call are not counted. Paper: {PAPER}; "
         "all its models -14.2 to -21.9 %.",
     )
     sheet.table(
-        "recognised per layer", ("model", "attention", "layers", "each layer has", "result"),
+        "recognised per layer",
+        ("model", "attention", "layers", "each layer has", "result"),
         [(n, a, len(f["patterns"]), _each(f["patterns"]), "FAIL" if f["faults"] else "pass") for n, a, f in found],
         "; ".join(f"{n} {a}: {', '.join(f['faults'][:4])}" for n, a, f in found if f["faults"]),
     )
     sheet.table(
-        "storage", ("model", "attention", "granularity", "virtual", "physical", "change %", "arena bytes", "max-live bound", "ratio"),
+        "storage",
+        (
+            "model",
+            "attention",
+            "granularity",
+            "virtual",
+            "physical",
+            "change %",
+            "arena bytes",
+            "max-live bound",
+            "ratio",
+        ),
         [(n, a, GRANULARITIES[g], *_storage(s)) for n, a, f in found for g, s in f["storage"].items()],
         "As run here a segment of OpenVINO is one step; what lives only inside it is OpenVINO's. The NPU plan has a step "
         f"for each instruction. {_paper_buffers()}",

@@ -90,12 +90,13 @@ class Sheet:
 
     def data(self) -> dict[str, Any]:
         return {
-            "title": self.title, "where": self.where, "figures": self.figures,
-            "tables": [
-                {"title": t.title, "head": t.head, "rows": t.rows, "note": t.note} for t in self.tables
-            ],
+            "title": self.title,
+            "where": self.where,
+            "figures": self.figures,
+            "tables": [{"title": t.title, "head": t.head, "rows": t.rows, "note": t.note} for t in self.tables],
             "criteria": [
-                {"name": c.name, "value": c.value, "limit": c.limit, "equal": c.equal, "passed": c.passed} for c in self.criteria
+                {"name": c.name, "value": c.value, "limit": c.limit, "equal": c.equal, "passed": c.passed}
+                for c in self.criteria
             ],
         }
 
@@ -133,7 +134,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or "unknown processor"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- screen

@@ -14,8 +14,18 @@ from dataclasses import dataclass
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
 from forge_eq.ops.composite import (
-    add_layer_norm, add_rms_norm, gelu, gelu_tanh, layer_norm, linear_act, linear_bias_act, repeat_heads, rms_norm, rope,
-    silu, swiglu,
+    add_layer_norm,
+    add_rms_norm,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    linear_act,
+    linear_bias_act,
+    repeat_heads,
+    rms_norm,
+    rope,
+    silu,
+    swiglu,
 )
 from forge_eq.ops.elementwise import relu
 from forge_eq.ops.movement import broadcast_to, project
