@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import sys
 import warnings
@@ -107,8 +106,13 @@ def llama_tiny(tokens: int = 16, attention: str = "sdpa") -> Model:
     """A Llama of two layers with grouped queries, random weights: a second to compile."""
     transformers = require("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64,
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
     )
     return _random("llama-tiny", transformers.LlamaForCausalLM, config, tokens, attention)
 
@@ -123,8 +127,13 @@ def bert_tiny(tokens: int = 16, attention: str = "sdpa") -> Model:
     """A BERT of two layers as a sentence encoder, random weights."""
     transformers = require("transformers")
     config = transformers.BertConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=64, attn_implementation=attention,
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        attn_implementation=attention,
     )
     with _seeded():
         model = transformers.BertModel(config)
@@ -132,8 +141,12 @@ def bert_tiny(tokens: int = 16, attention: str = "sdpa") -> Model:
 
 
 BUILT_IN: dict[str, Callable[..., Model]] = {
-    "smollm2": smollm2, "minilm": minilm, "gpt2": gpt2,
-    "llama-tiny": llama_tiny, "gpt2-tiny": gpt2_tiny, "bert-tiny": bert_tiny,
+    "smollm2": smollm2,
+    "minilm": minilm,
+    "gpt2": gpt2,
+    "llama-tiny": llama_tiny,
+    "gpt2-tiny": gpt2_tiny,
+    "bert-tiny": bert_tiny,
 }
 
 
@@ -188,7 +201,9 @@ def load(spec: str, tokens: int | None = None) -> Model:
     path, colon, attr = spec.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise InputError(
-            "models", spec, "is neither a built-in model nor a place",
+            "models",
+            spec,
+            "is neither a built-in model nor a place",
             f"use FILE.py:ATTR, a .pt2 file, or one of {', '.join(BUILT_IN)}",
         )
     return _from_file(Path(path), attr, spec)
@@ -199,7 +214,7 @@ def _from_file(path: Path, attr: str, spec: str) -> Model:
     if found is None:
         raise InputError("models", spec, f"{path} has no {attr}", "name something that the file defines")
     if callable(found) and not isinstance(found, torch.nn.Module):
-        found = _users(lambda: found(), spec)
+        found = _users(found, spec)
     form = f"let {attr} be, or give, a pair (module, example_inputs)"
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         raise InputError("models", spec, f"is a {type(found).__name__}, so its example inputs are unknown", form)
@@ -213,13 +228,15 @@ def _import(path: Path) -> Any:
     if not path.is_file():
         raise FileError("models", str(path), "there is no such file", "check the path before the colon")
     made = importlib.util.spec_from_file_location(f"forge_eq_user_{path.stem}", path)
-    assert made is not None and made.loader is not None
+    assert made is not None
+    loader = made.loader
+    assert loader is not None
     module = importlib.util.module_from_spec(made)
     sys.modules[made.name] = module  # dataclasses and pickles look their module up
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)  # as `python FILE.py` would
     try:
-        _users(lambda: made.loader.exec_module(module), str(path))
+        _users(lambda: loader.exec_module(module), str(path))
     finally:
         sys.path.remove(folder)
     return module
@@ -234,7 +251,8 @@ def _users(call: Callable[[], Any], where: str) -> Any:
         while frame is not None and frame.tb_next is not None:
             frame = frame.tb_next
         line = f" (line {frame.tb_lineno} of {Path(frame.tb_frame.f_code.co_filename).name})" if frame else ""
-        raise InputError("models", where, f"raised {type(e).__name__}: {e}{line}", "make the file run by itself first") from e
+        reason = f"raised {type(e).__name__}: {e}{line}"
+        raise InputError("models", where, reason, "make the file run by itself first") from e
 
 
 # ------------------------------------------------------------------------------------------------ packages
@@ -255,23 +273,26 @@ def folder_of(package: str, needed: str) -> Path:
         raise InputError("models", package, "is not installed", _INSTALL[package])
     folder = Path(next(iter(found.submodule_search_locations)))
     if not (folder / needed).is_file():
-        raise FileError("models", str(folder / needed), "is missing from the package", f"{_INSTALL[package]} --force-reinstall")
+        remedy = f"{_INSTALL[package]} --force-reinstall"
+        raise FileError("models", str(folder / needed), "is missing from the package", remedy)
     return folder
 
 
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
     """No progress bars of other libraries, no advice to download: the command line says what goes on."""
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    level = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    logging.getLogger("gguf").setLevel(logging.ERROR)
+    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    told, bar = transformers.utils.logging, reader.tqdm
+    bars, level = told.is_progress_bar_enabled(), told.get_verbosity()
+    told.disable_progress_bar()
+    told.set_verbosity_error()
+    reader.tqdm = lambda tensors, **_: tensors  # it takes tqdm's own, which the switch above does not reach
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        transformers.utils.logging.set_verbosity(level)
+        reader.tqdm = bar
+        told.set_verbosity(level)
         if bars:
-            transformers.utils.logging.enable_progress_bar()
+            told.enable_progress_bar()

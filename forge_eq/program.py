@@ -19,8 +19,8 @@ from forge_eq.api import Progress, make_job, make_options, settle
 from forge_eq.errors import RunError
 from forge_eq.ir.graph import Builder, Graph
 from forge_eq.ir.types import TensorType
-from forge_eq.options import Options
 from forge_eq.ops.leaves import input_
+from forge_eq.options import Options
 from forge_eq.pipeline import Job, run
 from forge_eq.remarks import Remark
 

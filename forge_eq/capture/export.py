@@ -144,4 +144,16 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
         try:
             return program.run_decompositions({})  # type: ignore[no-any-return]
         except Exception as e:
-            raise _explained("a program that writes into its tensors", e) from None
+            raise _overlapping(program) or _explained("a program that writes into its tensors", e) from None
+
+
+def _overlapping(program: ExportedProgram) -> CaptureError | None:
+    """Why a program with writes has no functional form: two of its tensors are views of one storage."""
+    seen: dict[int, str] = {}
+    for name, value in {**program.state_dict, **program.constants}.items():
+        if isinstance(value, torch.Tensor):
+            first = seen.setdefault(value.untyped_storage()._cdata, name)
+            if first != name:
+                reason = f"shares its storage with {first} in a program that writes into its tensors"
+                return CaptureError("capture", name, reason, "give each buffer that is written storage of its own")
+    return None

@@ -131,7 +131,7 @@ class GraphImporter:
                 _same_device(node)
             found = adapter(self, op, *args, **kwargs) if adapter else self.positional(node.target, op, args, kwargs)
             if self.type(found) == self.out:
-                return found  # type: ignore[no-any-return]
+                return found
         except _REFUSALS:
             pass
         del self.builder.nodes[mark:]

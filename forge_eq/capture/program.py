@@ -81,6 +81,7 @@ class ProgramImport:
         self.inputs: dict[str, int] = {}  # placeholder -> input index
         self.baked: list[tuple[int, Any]] = []
         self.captured: list[Any] = []  # value of each argument leaf
+        self.leaves: list[str] = []  # and its placeholder
         self.fqns: dict[str, str] = {}  # parameter or buffer -> its constant's name
 
     def graph(self) -> Graph:
@@ -88,7 +89,7 @@ class ProgramImport:
         results = self.importer.run(self.program.graph_module)
         outputs, leaves, write_backs = self._results(results)
         spec = self.program.call_spec
-        guards, lost = conditions(self.program, self.captured)
+        guards, lost = conditions(self.program, self.captured, self.leaves)
         notes = [f"{n} x {target}: {_WHY[target]}" for target, n in self.importer.settled.items()]
         if lost:
             notes.append(f"{lost} conditions on sizes that no later call is checked against: they name no symbol")
@@ -116,6 +117,7 @@ class ProgramImport:
         users = [(n, s) for n, s in pairs if s.kind is InputKind.USER_INPUT]
         for leaf, (node, spec) in enumerate(users):
             self.captured.append(node.meta.get("val"))
+            self.leaves.append(node.name)
             if isinstance(spec.arg, ConstantArgument):
                 self.baked.append((leaf, spec.arg.value))
                 self.importer.values[node] = spec.arg.value
@@ -195,18 +197,20 @@ class ProgramImport:
         return name
 
     def _ranges(self) -> tuple[tuple[str, int, int | None], ...]:
-        used = {
-            d.name
-            for node in self.builder.nodes
-            if node.op is input_ and isinstance(node.type, TensorType)
-            for d in node.type.shape
-            if isinstance(d, Sym)
-        }
+        """Bounds of the symbols in the inputs' types; those of a number stand under the input's name."""
+        names: dict[str, str] = {}
+        for node in self.builder.nodes:
+            if node.op is input_ and isinstance(node.type, TensorType):
+                names.update((d.name, d.name) for d in node.type.shape if isinstance(d, Sym))
+        for leaf, value in zip(self.leaves, self.captured, strict=True):
+            if isinstance(value, torch.SymInt):
+                names.setdefault(str(value), leaf)
         found = []
         for symbol, limits in self.program.range_constraints.items():
-            if str(symbol) in used:
+            if str(symbol) in names:
                 low, high = limits.lower, limits.upper
-                found.append((str(symbol), int(low) if low.is_Integer else 0, int(high) if high.is_Integer else None))
+                bounds = (int(low) if low.is_Integer else 0, int(high) if high.is_Integer else None)
+                found.append((names[str(symbol)], *bounds))
         return tuple(sorted(found))
 
 

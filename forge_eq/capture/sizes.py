@@ -69,10 +69,10 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> Any:
     raise LookupError(ast.dump(node))
 
 
-def conditions(program: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[str], int]:
-    """(conditions over the input's symbols, how many of the program's conditions could not be read).
+def conditions(program: ExportedProgram, leaves: Sequence[Any], names: Sequence[str]) -> tuple[list[str], int]:
+    """(conditions over the inputs' symbols, how many of the program's conditions could not be read).
 
-    ``leaves`` are the captured values of the argument leaves, tensors with symbolic sizes among them.
+    ``leaves`` are the captured values of the argument leaves; ``names`` stand for those that are numbers.
     """
     texts = getattr(program, "_guards_code", None) or []
     found: dict[str, None] = {}
@@ -80,7 +80,7 @@ def conditions(program: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[st
     arguments = _arguments(program) if texts else {}
     for text in texts:
         try:
-            tree = _Symbols(arguments, leaves).visit(ast.parse(text, mode="eval"))
+            tree = _Symbols(arguments, leaves, names).visit(ast.parse(text, mode="eval"))
             found[ast.unparse(tree)] = None
         except (SyntaxError, LookupError, TypeError, AttributeError):
             lost += 1
@@ -99,15 +99,15 @@ def _arguments(program: ExportedProgram) -> dict[str, Any]:
 class _Symbols(ast.NodeTransformer):
     """Writes the symbol for ``L['x'][0].size()[1]``. Raises LookupError where there is none."""
 
-    def __init__(self, arguments: Mapping[str, Any], leaves: Sequence[Any]) -> None:
-        self.arguments, self.leaves = arguments, leaves
+    def __init__(self, arguments: Mapping[str, Any], leaves: Sequence[Any], names: Sequence[str]) -> None:
+        self.arguments, self.leaves, self.names = arguments, leaves, names
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         called = node.value
         if isinstance(called, ast.Call) and isinstance(called.func, ast.Attribute) and called.func.attr == "size":
             leaf = self.leaves[self.place(called.func.value)]
             return ast.parse(str(leaf.shape[ast.literal_eval(node.slice)]), mode="eval").body
-        return ast.parse(str(self.leaves[self.place(node)]), mode="eval").body
+        return ast.Name(self.names[self.place(node)])
 
     def place(self, node: ast.expr) -> Any:
         """What ``L[..][..]`` names: a leaf number, or a part of an argument on the way to one."""

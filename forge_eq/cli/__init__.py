@@ -13,8 +13,13 @@ from forge_eq.cli import catalogue, programs
 from forge_eq.cli.screen import Group
 
 app = typer.Typer(
-    name="forge-eq", cls=Group, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-    pretty_exceptions_enable=False, help="An e-graph superoptimizer and compiler for PyTorch graphs.",
+    name="forge-eq",
+    cls=Group,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="An e-graph superoptimizer and compiler for PyTorch graphs.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 programs.enter(app)

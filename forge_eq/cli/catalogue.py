@@ -22,11 +22,11 @@ Which = Annotated[str, typer.Argument(help="FAMILY or FAMILY/RULE; all when left
 
 def enter(app: typer.Typer) -> None:
     """Enters the commands."""
-    rules = typer.Typer(help="List the rules, or show one: its equation, its ground and its evidence.")
+    rules = typer.Typer(help="List the rules, or show one with its evidence.")
     rules.callback(invoke_without_command=True)(_default(list_rules))
     rules.command("list")(list_rules)
     rules.command("show")(show_rule)
-    ops = typer.Typer(help="List the operations, show one, or check one against itself.")
+    ops = typer.Typer(help="List, show or check operations.")
     ops.callback(invoke_without_command=True)(_default(list_ops))
     ops.command("list")(list_ops)
     ops.command("show")(show_op)
@@ -52,6 +52,8 @@ def _default(command: Any) -> Any:
 
 def list_rules(which: Which = "") -> None:
     """One line a rule: name, exactness (bit, real, approx), equation."""
+    from forge_eq.report import plural
+
     found = _rules(which)
     broad = width()
     names = max(len(r.name) for r in found)
@@ -62,15 +64,20 @@ def list_rules(which: Which = "") -> None:
             line = f"  {r.name:{names}}  {r.exact:6}  {r.equation}"
             say(line if len(line) <= broad else line[: broad - 3] + "...")
     counts = Counter(r.exact for r in found)
-    say(f"{len(found)} rules: " + ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
+    say(f"{plural(len(found), 'rule')}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
 
 
 def show_rule(which: Annotated[str, typer.Argument(metavar="FAMILY/RULE")]) -> None:
     """Everything about a rule, or about each rule of a family."""
     for n, r in enumerate(_rules(which)):
-        say("" if n else f"{len(_rules(which))} of {which}" if len(_rules(which)) > 1 else "")
-        say(r.id)
-        fields = [*_equations(r), ("why", r.doc), ("source", r.source), ("exact", _EXACT[r.exact]), ("at", _place(r.where))]
+        say(("\n" if n else "") + r.id)
+        fields = [
+            *_equations(r),
+            ("why", r.doc),
+            ("source", r.source),
+            ("exact", _EXACT[r.exact]),
+            ("at", _place(r.where)),
+        ]
         for name, text in [*fields, ("evidence", _evidence(r))]:
             _field(name, text)
 
@@ -119,7 +126,10 @@ def _rules(which: str) -> list[Rule]:
 
 def _field(name: str, text: str) -> None:
     head = f"  {name:9} "
-    say("\n".join(textwrap.wrap(text, max(width(), 40), initial_indent=head, subsequent_indent=" " * len(head))) or head.rstrip())
+    say(
+        "\n".join(textwrap.wrap(text, max(width(), 40), initial_indent=head, subsequent_indent=" " * len(head)))
+        or head.rstrip()
+    )
 
 
 # ------------------------------------------------------------------------------------------------ ops
@@ -127,11 +137,9 @@ def _field(name: str, text: str) -> None:
 
 def list_ops() -> None:
     """One line an operation: signature and meaning."""
-    ops = list(_ops().values())
-    heads = [o.signature for o in ops]
-    pad = min(max(map(len, heads)), 44)
-    for o, head in sorted(zip(ops, heads, strict=True), key=lambda pair: pair[1]):
-        line = f"{head:{pad}}  {o.doc}"
+    ops = sorted(_ops().values(), key=lambda o: o.name)
+    for o in ops:
+        line = f"{o.signature:38}  {o.doc}"
         say(line if len(line) <= width() else line[: width() - 3] + "...")
     say(f"{len(ops)} operations, {sum(o.fused for o in ops)} of them by definition")
 
@@ -197,10 +205,15 @@ def _op(name: str) -> Op:
 
 def verify(
     which: Which = "",
-    write: Annotated[bool, typer.Option("--write", help="enter the evidence in the ledger; without it only look")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="enter the evidence in the ledger; without it only look")
+    ] = False,
     level: Annotated[str, typer.Option(help="quick or full; the ledger takes full only")] = "full",
 ) -> None:
-    """Verify rules by shapes, by numbers and by proof. Status 1 when one is refused."""
+    """Verify rules by shapes, numbers and proof.
+
+    The exit status is 1 when one is refused.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from forge_eq.verify import LEVELS, ledger, verify_rules
@@ -227,7 +240,7 @@ def verify(
 
 def _verdicts(found: list[Any]) -> str:
     """A table per family."""
-    from forge_eq.report import table
+    from forge_eq.report import plural, table
 
     parts = []
     for family, members in groupby(found, key=lambda e: e.rule.partition("/")[0]):
@@ -237,5 +250,7 @@ def _verdicts(found: list[Any]) -> str:
         parts.append("\n".join([family, *table(("rule", "exact", "verdict", *keys), body)]))
         parts[-1] += "".join(f"\n   {e.rule}: guard {g} was not needed" for e in group for g in e.idle)
     counts = Counter(e.verdict for e in found)
-    parts.append(f"{len(found)} rules: " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items())))
+    parts.append(
+        f"{plural(len(found), 'rule')}: " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
+    )
     return "\n\n".join(parts)

@@ -54,7 +54,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
-        limits, values = {}, {}
+        limits: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for flag in flags():
             (limits if flag.limit else values)[flag.field] = given.pop(flag.name)
         rules = choose(given.pop("only"), given.pop("without"))
@@ -93,8 +94,6 @@ def select(rules: RuleSet, pattern: str, where: str) -> RuleSet:
     found = rules.select(pattern)
     if not len(found):
         near = sorted({r.family for r in rules} | {r.id for r in rules if pattern.rpartition("/")[2] in r.id})
-        raise OptionsError("rules", f"{where} {pattern}".strip(), "is no rule and no family", f"use one of {', '.join(near[:24])}")
+        node = f"{where} {pattern}".strip()
+        raise OptionsError("rules", node, "is no rule and no family", f"use one of {', '.join(near[:24])}")
     return found
-
-
-__all__ = ["choose", "flags", "select", "split", "with_options"]

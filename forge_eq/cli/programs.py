@@ -32,29 +32,35 @@ def enter(app: typer.Typer) -> None:
 
 
 def optimize(
-    spec: Spec, tokens: Tokens = None, show: Show = "", stats: Stats = False,
-    out: Annotated[str, typer.Option(help="write the optimised module, as torch.export saves it (.pt2)")] = "",
-    *, options: Options,
+    spec: Spec,
+    tokens: Tokens = None,
+    show: Show = "",
+    stats: Stats = False,
+    out: Annotated[str, typer.Option(help="write the chosen program as text (.txt); compile keeps what runs")] = "",
+    *,
+    options: Options,
 ) -> None:
-    """Find the cheapest equal program: capture, e-graph, extraction."""
+    """Find the cheapest equal program."""
+    from forge_eq.ir.text import text
+
     _forms(show, "extract")
-    path = _target(out, ".pt2")
-    result, model = _optimized(spec, tokens, options)
+    path = _target(out, ".txt")
+    result = _optimized(spec, tokens, options)
     _report(result.job, show, stats)
     if path is not None:
-        import torch
-
-        args, kwargs = _example(model)
-        program = torch.export.export(result.module, args, kwargs, strict=False)
-        _write(path, lambda beside: torch.export.save(program, beside))
+        _write(path, text(result.graph))
 
 
 def compile_(
-    spec: Spec, tokens: Tokens = None, show: Show = "", stats: Stats = False,
+    spec: Spec,
+    tokens: Tokens = None,
+    show: Show = "",
+    stats: Stats = False,
     out: Annotated[str, typer.Option(help="write the compiled program (.forge); read it with forge_eq.load")] = "",
-    *, options: Options,
+    *,
+    options: Options,
 ) -> None:
-    """Compile for the target: optimise, lower, schedule, allocate, build, and compare with the original."""
+    """Compile for the target and compare with the original."""
     from forge_eq import models
     from forge_eq.program import compile as build
     from forge_eq.report import allocation_table
@@ -73,23 +79,27 @@ def compile_(
 
 
 def explain(
-    spec: Spec, tokens: Tokens = None,
-    why: Annotated[bool, typer.Option("--why", help="find the rules that were needed: one optimisation per rule")] = False,
-    *, options: Options,
+    spec: Spec,
+    tokens: Tokens = None,
+    why: Annotated[bool, typer.Option("--why", help="find the rules that were needed (slow)")] = False,
+    *,
+    options: Options,
 ) -> None:
-    """Show the program before and after, what it costs, and which rules made it."""
+    """Show before and after, the cost, and the rules."""
     from rich.progress import Progress
 
     from forge_eq import report
 
-    result, _ = _optimized(spec, tokens, options)
+    result = _optimized(spec, tokens, options)
     if not why:
         say(report.explain(result.job, width()))
         return
     with Progress(console=err(), transient=True, disable=not err().is_terminal) as bar:
         task = bar.add_task("without one rule", total=None)
         text = report.explain(
-            result.job, width(), True,
+            result.job,
+            width(),
+            True,
             lambda rule, step, total: bar.update(task, description=f"without {rule}", completed=step - 1, total=total),
         )
     say(text)
@@ -101,7 +111,7 @@ def demo(
     tokens: Annotated[int, typer.Option(help="length that the model is compiled for", min=8)] = 64,
     exact: Annotated[bool, typer.Option(help="also compare with float64")] = True,
 ) -> None:
-    """Compile a trained model, SmolLM2-135M, and continue a text beside PyTorch. Offline."""
+    """Compile a trained model and continue a text, offline."""
     from forge_eq.demo import run
 
     with Stages() as on_stage:
@@ -111,24 +121,14 @@ def demo(
 # ------------------------------------------------------------------------------------------------ parts
 
 
-def _optimized(spec: str, tokens: int | None, options: Options) -> tuple[Any, Any]:
+def _optimized(spec: str, tokens: int | None, options: Options) -> Any:
     from forge_eq import models
     from forge_eq.api import optimize as run
 
     with Stages() as on_stage:
         on_stage("load")
         model = models.load(spec, tokens)
-        return run(model.module, model.args, model.kwargs or None, options=options, on_stage=on_stage), model
-
-
-def _example(model: Any) -> tuple[tuple[Any, ...], Any]:
-    """Example inputs; those of an exported program are in it."""
-    if not isinstance(model.module, str):
-        return model.args, dict(model.kwargs) or None
-    import torch
-
-    args, kwargs = torch.export.load(model.module).example_inputs
-    return tuple(args), kwargs
+        return run(model.module, model.args, model.kwargs or None, options=options, on_stage=on_stage)
 
 
 def _forms(show: str, last: str) -> None:
@@ -157,10 +157,10 @@ def _matches(job: Job) -> str:
 
     saturation, made = job["saturate"].saturation, rule_counts(job["extract"])
     body = [
-        (name, f"{count}", f"{made[name]}", f"{saturation.seconds.get(name, 0.0) * 1e3:.1f} ms")
+        (name, f"{count}", f"{made[name]}")
         for name, count in sorted(saturation.matches.items(), key=lambda item: (-item[1], item[0]))
     ]
-    return "\n".join(table(("rule", "matches", "calls made", "time"), body))
+    return "\n".join(table(("rule", "matches", "calls it made"), body))
 
 
 def _changed(job: Job) -> str:
@@ -188,11 +188,11 @@ def _target(out: str, suffix: str) -> Path | None:
     return path
 
 
-def _write(path: Path, save: Any) -> None:
+def _write(path: Path, text: str) -> None:
     """All or nothing: the file appears when it is complete."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save(beside)
+        beside.write_text(text, encoding="utf-8")
         os.replace(beside, path)
     except OSError as e:
         raise FileError("save", str(path), f"cannot be written: {e.strerror}", "write to another place") from None

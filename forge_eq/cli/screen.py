@@ -75,7 +75,7 @@ def show_error(e: ForgeError) -> None:
     if console.is_terminal:
         console.print(Panel(body, title=title, title_align="left", border_style="red"))
     else:
-        console.print(Text(f"{title}\n{body.plain}"), soft_wrap=True)
+        console.print(Text(f"{title}\n{body.plain}"), soft_wrap=True)  # as it is, for logs
 
 
 class Group(TyperGroup):

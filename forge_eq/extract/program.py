@@ -8,7 +8,7 @@ the choice was re-checked for cycles and true cost. Not here: folding (``extract
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forge_eq.egraph.view import EGraphView, ENode
@@ -19,6 +19,7 @@ from forge_eq.extract.default import Default
 from forge_eq.extract.problem import ENode as Choice
 from forge_eq.extract.problem import Problem
 from forge_eq.ir.graph import Builder, Graph, Origin
+from forge_eq.ir.types import Type
 from forge_eq.options import Limits
 
 
@@ -32,23 +33,31 @@ class Chosen:
 
 
 def problem_of(view: EGraphView, graph: Graph, cost: FusionGain, limits: Limits) -> Problem:
-    """The extraction problem of an e-graph. A constant class is one free leaf: the value, folded."""
+    """The extraction problem of an e-graph. A constant class is one free leaf: the value, folded.
+
+    Weights, arguments and numbers are not children: they are always there, and a number that every layer
+    reads would tie the layers into one problem that no exact search can finish.
+    """
     classes: list[tuple[Choice, ...]] = []
-    for cls in view.classes:
-        leaf = leaf_of(cls)
+    leaves = [leaf_of(cls) for cls in view.classes]
+    for cls, leaf in zip(view.classes, leaves, strict=True):
         if leaf is not None:
             classes.append((Choice(leaf.op.name, (), LEAF, "", leaf),))
         elif foldable(cls, limits.fold_bytes):
             classes.append((Choice("folded", (), LEAF + FOLD_PER_BYTE * nbytes(cls.type), "", None),))
         else:
-            classes.append(
-                tuple(
-                    Choice(n.op.name, n.children, cost.node(n, view.classes, cls.type), (bool(n.rule), n.op.name, repr(n.attrs)), n)
-                    for n in cls.nodes
-                )
-            )
+            classes.append(tuple(_alternative(n, view, cls.type, cost, leaves) for n in cls.nodes))
     roots = dict.fromkeys(view.class_of[i] for i in (*graph.outputs, *graph.effects))
     return Problem(tuple(classes), tuple(roots))
+
+
+def _alternative(
+    node: ENode, view: EGraphView, out: Type, cost: FusionGain, leaves: Sequence[ENode | None]
+) -> Choice:
+    children = tuple(c for c in node.children if leaves[c] is None)
+    # The key tells alternatives of equal cost apart by structure: captured ones first, then by what they read.
+    key = (bool(node.rule), node.op.name, repr(node.attrs), node.children)
+    return Choice(node.op.name, children, cost.node(node, view.classes, out), key, node)
 
 
 def choose(
@@ -65,6 +74,10 @@ def choose(
     for cls, index in extraction.choice.items():
         payload = problem.classes[cls][index].payload
         picked[cls] = payload if isinstance(payload, ENode) else None
+        for child in payload.children if isinstance(payload, ENode) else ():
+            leaf = leaf_of(view.classes[child])
+            if leaf is not None:
+                picked[child] = leaf
     chosen = _rebuild(view, graph, _with_constants(view, picked))
     return Chosen(chosen, extraction, captured_cost(view, graph, cost, limits))
 

@@ -74,7 +74,8 @@ class Signature:
     argument i itself (identity is kept). ``baked`` gives the leaves of the arguments that are no graph
     inputs: (position among all leaves, the value that the capture saw, a later call must repeat it).
     ``ranges`` bounds the symbolic dimensions of the inputs: (symbol, least, greatest or None); ``guards``
-    are further conditions on them, such as ``s0 % 2 == 0``, that the capture took for granted.
+    are further conditions on them, such as ``s0 % 2 == 0``, that the capture took for granted. An input that is
+    a number has its own name as its symbol.
     """
 
     inputs: tuple[str, ...] = ()

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 from forge_eq.ir.types import FLOATS, INTEGERS, Sym, TensorType
 from forge_eq.ops.spec import REGISTRY, Op
 
-
 CASTABLE = frozenset({"f64", "f32", "i64", "i32", "bool"})  # dtypes that the op cast converts between
+
+
+_RANGES = {"u8": (0, 255), **{f"i{b}": (-(2 ** (b - 1)), 2 ** (b - 1) - 1) for b in (8, 16, 32, 64)}}
 
 
 class Unsupported(Exception):
@@ -62,9 +64,7 @@ def unary(imp: Importer, op: Op, x: Ref) -> Ref:
     """Same dtype in and out; torch's int -> float promotion is written as a cast."""
     t = tensor(imp, x)
     need(t.dtype in FLOATS | INTEGERS | {"bool"}, f"{t.dtype} arithmetic")
-    if t.dtype != imp.out.dtype and imp.out.dtype in FLOATS:
-        x = imp.emit(REGISTRY["cast"], [x], [imp.out.dtype])
-    return imp.emit(op, [x])
+    return imp.emit(op, [operand(imp, x, imp.out.dtype) if imp.out.dtype in FLOATS else x])
 
 
 def operand(imp: Importer, value: Any, dtype: str) -> Ref:
@@ -86,6 +86,7 @@ def operand(imp: Importer, value: Any, dtype: str) -> Ref:
     else:
         need(isinstance(value, int), "a float beside an integer")
         value = int(value)
+        need(_RANGES[dtype][0] <= value <= _RANGES[dtype][1], f"{value} does not fit {dtype}")
     return imp.emit(REGISTRY["literal"], [], [value])
 
 

@@ -71,8 +71,9 @@ div = _binary(
     "div", "a / b on floats.", lambda xp, a, b: xp.divide(a, b), torch.div, "divide",
     {"aten.div.Tensor": aten.binary_float, "aten.div.Scalar": aten.binary_float}, shape=broadcast_float,
 )
-maximum = _binary("maximum", "The larger of a and b; NaN wins.", lambda xp, a, b: xp.maximum(a, b), lambda a, b: _of_tensors(torch.maximum, a, b), "maximum", {"aten.maximum.default": aten.binary}, commutative=True)
-minimum = _binary("minimum", "The smaller of a and b; NaN wins.", lambda xp, a, b: xp.minimum(a, b), lambda a, b: _of_tensors(torch.minimum, a, b), "minimum", {"aten.minimum.default": aten.binary}, commutative=True)
+# Which of 0.0 and -0.0 is larger, kernels decide by operand order: the extrema are not exact.
+maximum = _binary("maximum", "The larger of a and b; NaN wins.", lambda xp, a, b: xp.maximum(a, b), lambda a, b: _of_tensors(torch.maximum, a, b), "maximum", {"aten.maximum.default": aten.binary}, commutative=True, exact=False)
+minimum = _binary("minimum", "The smaller of a and b; NaN wins.", lambda xp, a, b: xp.minimum(a, b), lambda a, b: _of_tensors(torch.minimum, a, b), "minimum", {"aten.minimum.default": aten.binary}, commutative=True, exact=False)
 
 
 def _of_tensors(fn: Callable[..., Any], a: Any, b: Any) -> Any:

@@ -8,10 +8,20 @@ Reading order: ``match`` (which chosen node is which captured value), ``beside``
 """
 
 from forge_eq.report.explain import changes, explain, op_counts, program_report, rule_counts, summary
-from forge_eq.report.tables import allocation_table, stage_table, table
+from forge_eq.report.tables import allocation_table, plural, stage_table, table
 from forge_eq.report.why import Because, because
 
 __all__ = [
-    "Because", "allocation_table", "because", "changes", "explain", "op_counts", "program_report", "rule_counts",
-    "stage_table", "summary", "table",
+    "Because",
+    "allocation_table",
+    "because",
+    "changes",
+    "explain",
+    "op_counts",
+    "plural",
+    "program_report",
+    "rule_counts",
+    "stage_table",
+    "summary",
+    "table",
 ]

@@ -79,18 +79,23 @@ def allocation_table(job: Job) -> str:
     f = plan.figures
     weights = sum(t.untyped_storage().nbytes() for t in _storages(plan.program))
     lines = table(("storage", "per instruction", "as run here"), rows)
+    before, least = f.transitions_before, f.transitions_least
+    copies = "1 copy" if f.copies == 1 else f"{f.copies} copies"
     lines += [
         "",
-        f"   transitions {f.transitions_before} in captured order -> {f.transitions} scheduled (least possible {f.transitions_least});"
-        f" {plural(f.copies, 'copy').replace('copys', 'copies')}, {nbytes(f.copy_bytes)}",
-        f"   the executor owns {nbytes(run.peak)} of arena and {nbytes(weights)} of weights; {_inside(job, plan)}",
+        f"   transitions {before} in captured order -> {f.transitions} scheduled (least possible {least})",
+        f"   {copies} between devices, {nbytes(f.copy_bytes)}",
+        f"   the executor owns {nbytes(run.peak)} of arena and shares {nbytes(weights)} of constants with torch",
+        f"   {_inside(job, plan)}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _inside(job: Job, plan: Schedule) -> str:
     foreign = sum(job.target.device(s.device).kind == "openvino" for s in plan.segments)
-    return f"what lives inside {plural(foreign, 'OpenVINO segment')} is OpenVINO's" if foreign else "nothing is left to a backend"
+    if not foreign:
+        return "nothing is left to a backend"
+    return f"what lives only inside {plural(foreign, 'OpenVINO segment')} is OpenVINO's"
 
 
 def _storages(program: Program) -> list[Any]:
@@ -106,3 +111,9 @@ def nbytes(count: int) -> str:
     return f"{count} B"
 
 
+def duration(microseconds: float) -> str:
+    """A predicted time for reading: four digits."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:.4g} {unit}"
+    return f"{microseconds:.4g} us"

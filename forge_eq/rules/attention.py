@@ -13,15 +13,15 @@ from forge_eq.ops.elementwise import add, mul, where
 from forge_eq.ops.linalg import matmul, matmul_nt
 from forge_eq.ops.spec import Var, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
-from forge_eq.rules.guards import is_last_axis
+from forge_eq.rules.guards import is_last_axis, moderate
 
 DEFINITION = "definition of scaled dot product attention (Vaswani et al. 2017, eq. 1)"
 LAST = is_last_axis("a", "q")
 
 
-@rule("attention", exact="real", source=DEFINITION, when=[LAST])
+@rule("attention", exact="real", source=DEFINITION, when=[LAST, moderate("s")])
 def scaled(q: Var, k: Var, v: Var, s: Attr, a: Attr) -> Equation:
-    """Attention without a mask."""
+    """Attention without a mask. Fused kernels take a NaN scale for a row without keys and give zero."""
     return to(matmul(softmax(mul(matmul_nt(q, k), lit(s)), a), v), attention(q, k, v, s))
 
 

@@ -13,10 +13,14 @@ from forge_eq.rules.guards import fact
 
 
 def _halves(t: Any, a: int, m: int, n: int) -> bool:
-    return bool((a, m, n) == half(t))
+    size = t.shape[-1] if t.rank else 1
+    return isinstance(size, int) and size % 2 == 0 and bool((a, m, n) == half(t))
 
 
-@rule("composites", exact="bit", source="definition of rotate_half", when=[fact("are_halves", _halves, "x", "a", "m", "n")])
+ARE_HALVES = fact("are_halves", _halves, "x", "a", "m", "n")
+
+
+@rule("composites", exact="bit", source="definition of rotate_half", when=[ARE_HALVES])
 def rotate_half_from_slices(x: Var, a: Attr, m: Attr, n: Attr) -> Equation:
     """How transformers spells rotary embeddings."""
     return to(concat(neg(slice_(x, a, m, n, 1)), slice_(x, a, 0, m, 1), a), rotate_half(x))
@@ -37,7 +41,10 @@ def _count(w: Any) -> int:
     return int(w[-3])
 
 
-@rule("composites", exact="bit", source="definition of repeat_heads", when=[fact("repeats_heads", _is_repeat, "x", "s", "w", "r")])
+REPEATS_HEADS = fact("repeats_heads", _is_repeat, "x", "s", "w", "r")
+
+
+@rule("composites", exact="bit", source="definition of repeat_heads", when=[REPEATS_HEADS])
 def repeat_heads_from_expand(x: Var, s: Attr, w: Attr, r: Attr) -> Equation:
     """How transformers spells grouped-query attention."""
     return to(reshape(broadcast_to(reshape(x, s), w), r), repeat_heads(x, compute(_count, w)))

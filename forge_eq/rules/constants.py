@@ -9,7 +9,7 @@ from __future__ import annotations
 from forge_eq.ops.elementwise import add, div, mul, pow_, sub
 from forge_eq.ops.spec import Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
-from forge_eq.rules.guards import equals, is_power_of_two, moderate
+from forge_eq.rules.guards import equals, is_integer, is_power_of_two, moderate
 
 IEEE = "IEEE 754: exact operation"
 
@@ -42,7 +42,7 @@ def add_negative_zero(x: Var, z: Attr) -> Equation:
     return to(add(x, lit(z)), x)
 
 
-@rule("constants", exact="bit", source="integer arithmetic")
+@rule("constants", exact="bit", source="integer arithmetic", when=[is_integer("x")])
 def add_zero_int(x: Var) -> Equation:
     """Position arithmetic of exports adds an empty past."""
     return to(add(x, 0), x)

@@ -13,10 +13,12 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from forge_eq.errors import RuleError
 from forge_eq.ops.spec import App, AttrVar, Computed, Term, Var, variables
+from forge_eq.rules.fingerprint import fingerprint
 
 
 class Attr:
@@ -80,26 +82,16 @@ class Rule:
         arrow = "; ".join(f"{show(left)} -> {show(right)}" for left, right in self.pairs)
         return arrow + (f"  when {', '.join(map(str, self.guards))}" if self.guards else "")
 
-    @property
+    @cached_property
     def hash(self) -> str:
-        """Changes whenever the meaning of the rule changes: equation, guards, exactness, Python helpers."""
-        helpers = [g.fn for g in self.guards] + [c.fn for pair in self.pairs for t in pair for c in computed(t)]
-        parts = [self.id, self.equation, self.exact, repr(self.tolerance), *(_code(f) for f in helpers)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+        """Changes whenever the meaning of the rule does: equation, guards, exactness, helpers, what the ops mean."""
+        helpers = [g.fn for g in self.guards]
+        text = fingerprint(self.id, self.equation, self.exact, self.tolerance, self.pairs, helpers)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _merge(groups: Iterable[list[str]]) -> list[str]:
     return list(dict.fromkeys(name for group in groups for name in group))
-
-
-def _code(fn: Callable[..., Any] | None) -> str:
-    """What a helper does, as text: bytecode, constants and closed-over values."""
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return repr(getattr(fn, "__name__", fn))
-    inner = [c for c in code.co_consts if not inspect.iscode(c)]
-    cells = [c.cell_contents for c in (getattr(fn, "__closure__", None) or ()) if not callable(c.cell_contents)]
-    return f"{code.co_code.hex()} {inner!r} {code.co_names!r} {cells!r}"
 
 
 def computed(term: Any) -> Iterator[Computed]:

@@ -11,8 +11,8 @@ from forge_eq.rules.guards import fact
 
 
 def _add(op: Op, suffix: str, doc: str, source: str, equation: Equation, when: tuple[Guard, ...] = ()) -> None:
-    name = f"{op.name}_{suffix}"
-    register(build("traits", name, equation, doc=doc, source=source, exact="bit", when=when, where=__file__))
+    name, exact = f"{op.name}_{suffix}", "bit" if op.traits.exact else "real"
+    register(build("traits", name, equation, doc=doc, source=source, exact=exact, when=when, where=__file__))
 
 
 def _is_tensor(t: Any) -> bool:

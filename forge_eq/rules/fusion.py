@@ -57,6 +57,18 @@ def residual_rms_norm(x: Var, r: Var, w: Var, a: Attr, e: Attr) -> Equation:
     return together((add(x, r), project(both, 0)), (rms_norm(add(x, r), w, a, e), project(both, 1)))
 
 
+@rule("fusion", exact="bit", source="addition is commutative")
+def residual_layer_norm_commutes(x: Var, r: Var, w: Var, b: Var, a: Attr, e: Attr) -> Equation:
+    """Makes one class of the two operand orders, so that extraction does not weigh them against each other."""
+    return to(add_layer_norm(x, r, w, b, a, e), add_layer_norm(r, x, w, b, a, e))
+
+
+@rule("fusion", exact="bit", source="addition is commutative")
+def residual_rms_norm_commutes(x: Var, r: Var, w: Var, a: Attr, e: Attr) -> Equation:
+    """The same for the norm of Llama."""
+    return to(add_rms_norm(x, r, w, a, e), add_rms_norm(r, x, w, a, e))
+
+
 # ------------------------------------------------------------------------- merging layers that read one value
 
 COLUMNS = "columns of a product are independent: x [w1 w2] = [x w1, x w2]"

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from forge_eq.ir.types import FLOATS
+from forge_eq.ir.types import FLOATS, INTEGERS
 from forge_eq.rules.dsl import Guard
 
 
 def is_constant(name: str) -> Guard:
-    """The tensor depends on constants only."""
-    return Guard("is_constant", (name,), None)
+    """The tensor depends on constants only. Says where a rule is worth it: an equation never needs it to be true."""
+    return Guard("is_constant", (name,), None, soundness=False)
 
 
 def weights(*names: str) -> Guard:
@@ -32,6 +32,10 @@ def is_float(x: str) -> Guard:
     return fact("is_float", lambda t: t.dtype in FLOATS, x)
 
 
+def is_integer(x: str) -> Guard:
+    return fact("is_integer", lambda t: t.dtype in INTEGERS, x)
+
+
 def has_dtype(x: str, dtype: str) -> Guard:
     """The tensor already has the dtype that the attribute names."""
     return fact("has_dtype", lambda t, d: t.dtype == d, x, dtype)
@@ -48,7 +52,11 @@ def is_identity(perm: str) -> Guard:
 
 def swaps_last_two(perm: str) -> Guard:
     """The permutation exchanges the last two axes and keeps the others."""
-    return fact("swaps_last_two", lambda p: len(p) >= 2 and tuple(p) == (*range(len(p) - 2), len(p) - 1, len(p) - 2), perm)
+
+    def fn(p: Any) -> bool:
+        return len(p) >= 2 and tuple(p) == (*range(len(p) - 2), len(p) - 1, len(p) - 2)
+
+    return fact("swaps_last_two", fn, perm)
 
 
 def keeps_order(x: str, perm: str) -> Guard:
@@ -78,10 +86,11 @@ def moderate(*names: str) -> Guard:
 
 def is_power_of_two(name: str) -> Guard:
     """Multiplying by the number, or by its reciprocal, rounds nothing."""
-    return fact(
-        "is_power_of_two", lambda v: isinstance(v, float) and math.isfinite(v) and v != 0 and abs(math.frexp(v)[0]) == 0.5
-        and 2.0**-60 <= abs(v) <= 2.0**60, name,
-    )
+
+    def fn(v: Any) -> bool:
+        return isinstance(v, float) and abs(math.frexp(v)[0]) == 0.5 and 2.0**-60 <= abs(v) <= 2.0**60
+
+    return fact("is_power_of_two", fn, name)
 
 
 def equals(name: str, value: Any) -> Guard:

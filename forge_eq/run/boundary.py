@@ -46,10 +46,10 @@ def input_checker(graph: Graph) -> Callable[..., tuple[Any, ...]]:
             else:
                 inputs.append(value)
         sizes: dict[str, int] = {}
-        for name, type, value in zip(names, types, inputs, strict=True):
-            _check_value(name, type, value, sizes)
-        for name, type, value in zip(names, types, inputs, strict=True):
-            _check_derived(name, type, value, sizes)
+        for name, expected, value in zip(names, types, inputs, strict=True):
+            _check_value(name, expected, value, sizes)
+        for name, expected, value in zip(names, types, inputs, strict=True):
+            _check_derived(name, expected, value, sizes)
         for symbol, low, high in signature.ranges:
             if symbol in sizes and not (low <= sizes[symbol] and (high is None or sizes[symbol] <= high)):
                 raise _refusal(symbol, f"a size of {sizes[symbol]} outside {low} to {'any' if high is None else high}")
@@ -96,32 +96,38 @@ def _check_baked(position: int, value: Any, due: Any) -> None:
         raise _refusal(f"argument leaf {position}", f"is {_shown(value)}; the program was captured for {due!r} alone")
 
 
-def _check_value(name: str, type: Any, value: Any, sizes: dict[str, int]) -> None:
+def _check_value(name: str, expected: Any, value: Any, sizes: dict[str, int]) -> None:
     """Kind, dtype, rank and sizes; a symbol is bound where it is met first."""
-    if isinstance(type, ScalarType):
-        if not isinstance(value, _KINDS[type.kind]) or (isinstance(value, bool) and type.kind != "bool"):
-            raise _refusal(name, f"is {_shown(value)}, where a Python {type.kind} is due")
+    if isinstance(expected, ScalarType):
+        if not isinstance(value, int | float) or type(value) is not _KINDS[expected.kind]:
+            raise _refusal(name, f"is {_shown(value)}, where a Python {expected.kind} is due")
+        if isinstance(value, int):
+            sizes[name] = value
         return
     if not isinstance(value, torch.Tensor):
-        raise _refusal(name, f"is {_shown(value)}, where a tensor {type} is due")
-    if DTYPE_NAMES.get(value.dtype) != type.dtype or value.dim() != type.rank or value.layout is not torch.strided:
-        raise _refusal(name, f"is {_shown(value)}, where {type} is due")
-    for size, due in zip(value.shape, type.shape, strict=True):
+        raise _refusal(name, f"is {_shown(value)}, where a tensor {expected} is due")
+    if (
+        DTYPE_NAMES.get(value.dtype) != expected.dtype
+        or value.dim() != expected.rank
+        or value.layout is not torch.strided
+    ):
+        raise _refusal(name, f"is {_shown(value)}, where {expected} is due")
+    for size, due in zip(value.shape, expected.shape, strict=True):
         if isinstance(due, Sym):
             due = sizes.setdefault(due.name, size) if due.name.isidentifier() else size
         if size != due:
-            raise _refusal(name, f"is {_shown(value)}, where {type} is due")
+            raise _refusal(name, f"is {_shown(value)}, where {expected} is due")
 
 
-def _check_derived(name: str, type: Any, value: Any, sizes: dict[str, int]) -> None:
+def _check_derived(name: str, expected: Any, value: Any, sizes: dict[str, int]) -> None:
     """Sizes that are expressions of other sizes, such as ``2*s0``."""
-    if not isinstance(type, TensorType):
+    if not isinstance(expected, TensorType):
         return
-    for size, due in zip(value.shape, type.shape, strict=True):
+    for size, due in zip(value.shape, expected.shape, strict=True):
         if isinstance(due, Sym) and not due.name.isidentifier():
-            expected = evaluate(due.name, sizes)
-            if expected is not None and expected != size:
-                raise _refusal(name, f"is {_shown(value)}, where {type} with {due} = {expected} is due")
+            needed = evaluate(due.name, sizes)
+            if needed is not None and needed != size:
+                raise _refusal(name, f"is {_shown(value)}, where {expected} with {due} = {needed} is due")
 
 
 def _shown(value: Any) -> str:
@@ -135,7 +141,11 @@ def _shown(value: Any) -> str:
 
 def address(value: torch.Tensor) -> int:
     """Where the tensor's storage lies; 0 when it has no memory (empty, or on the meta device)."""
-    return value.untyped_storage().data_ptr()
+    storage = value.untyped_storage()
+    try:
+        return storage.data_ptr()
+    except RuntimeError:  # a tensor that is being traced: its storage object stands for the memory
+        return int(storage._cdata)
 
 
 def own_copy(value: torch.Tensor) -> torch.Tensor:

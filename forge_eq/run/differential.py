@@ -19,6 +19,7 @@ from forge_eq.ir.evaluate import evaluate
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.remarks import Remark
 from forge_eq.run.boundary import input_checker
+from forge_eq.run.probes import probes
 from forge_eq.verify.criterion import Verdict, compare
 
 Batch = tuple[str, list[Any]]
@@ -74,23 +75,5 @@ def input_batches(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any] |
     first = list(input_checker(graph)(args, kwargs or {}))
     if any(isinstance(t, torch.Tensor) and t.is_meta for t in first):
         return []
-    kinds = ("random", "zero", "large") if level == "full" else ()
-    return [("the example inputs", first), *((f"{kind} inputs", [vary(t, kind) for t in first]) for kind in kinds)]
-
-
-def vary(value: Any, kind: str) -> Any:
-    """An input of the same type. Integers keep the example's range, since they may be indices."""
-    if not isinstance(value, torch.Tensor) or value.numel() == 0:
-        return value
-    generator = torch.Generator().manual_seed(len(kind) + value.numel())
-    if value.dtype == torch.bool:
-        return torch.rand(value.shape, generator=generator) < {"zero": 0.0, "random": 0.5, "large": 1.1}[kind]
-    if not value.is_floating_point():
-        low, high = (int(value.min()), int(value.max())) if not value.is_complex() else (0, 0)
-        if value.is_complex() or kind == "zero":
-            return torch.full_like(value, low)
-        return torch.randint(low, high + 1, value.shape, generator=generator, dtype=value.dtype)
-    scale = {"zero": 0.0, "random": 1.0, "large": 30.0}[kind]
-    return (torch.randn(value.shape, generator=generator, dtype=torch.float64) * scale).to(value.dtype)
-
-
+    found = list(probes(first))
+    return found if level == "full" else found[:1]

@@ -29,6 +29,7 @@ _NUMPY = {
 _OV = {name: name for name in _NUMPY} | {"bool": "boolean", "bf16": "bf16"}
 _TORCH_BITS = {torch.bfloat16: torch.int16}  # NumPy has no bf16: the bits travel as integers
 _SMALL = 1024  # bytes; below this a copy of a constant is cheaper than keeping an alias alive
+_MERGED = 512  # elements; the plugin merges products whose sizes are at most 256
 # Operations whose operands must agree in element type, so that a Python number can take its neighbour's.
 _MIXING = frozenset(
     ["add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "equal", "not_equal", "less", "less_equal",
@@ -256,7 +257,17 @@ class NodeBuilder:
     # ------------------------------------------------------------------------------------------ matrices, heads
 
     def matmul(self, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
-        return self._named(self.opset.matmul(a, b, transpose_a, transpose_b))
+        """The matrix product.
+
+        The CPU plugin merges chains of small products of matrices on one thread, and crashes (2026.4) where the chain
+        meets a residual. It looks at matrices only, so a small weight gets a third axis.
+        """
+        small = self.rank(a) == self.rank(b) == 2 and max(*self.shape(a)[1:], *self.shape(b)) <= _MERGED
+        if not small:
+            return self._named(self.opset.matmul(a, b, transpose_a, transpose_b))
+        b = self.reshaped(b, [1, *self.shape(b)])
+        y = self.opset.matmul(a, b, transpose_a, transpose_b)
+        return self.reshaped(self._named(y), self.shape(y)[1:])
 
     def rotate_half(self, x: Any) -> Any:
         """The spelling from which the CPU plugin makes its rotary kernel; it insists on axis -1."""

@@ -7,17 +7,18 @@ Not here: storage (``run.arena``), OpenVINO (``run.segments``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from forge_eq.errors import RunError
-from forge_eq.ir.graph import Node
+from forge_eq.capture.execute import run_graph, run_node
+from forge_eq.errors import ForgeError, RunError
+from forge_eq.ir.graph import Graph, Node, rewrite_nodes
 from forge_eq.ir.types import DTYPES, FLOATS, TensorType
 from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.elementwise import cast
-from forge_eq.capture.execute import run_node
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
@@ -94,7 +95,24 @@ def _widened(value: Any) -> Any:
 def _wide_instr(instr: Instr) -> Instr:
     if instr.op is not cast or instr.attrs[0] not in FLOATS:
         return instr
-    return Instr(instr.op, instr.dsts, instr.srcs, ("f64",), instr.device, instr.unit, instr.node, instr.origin)
+    return replace(instr, attrs=("f64",))
+
+
+def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
+    """A graph as a function of its flat inputs that computes in float64; None when a call insists on its own dtype."""
+
+    def wider(node: Node) -> Node:
+        return replace(node, attrs=("f64",)) if node.op is cast and node.attrs[0] in FLOATS else node
+
+    wide = replace(rewrite_nodes(graph, wider), constants={k: _widened(v) for k, v in graph.constants.items()})
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any] | None:
+        try:
+            return run_graph(wide, [_widened(v) for v in inputs])
+        except (ForgeError, RuntimeError, TypeError):
+            return None
+
+    return run
 
 
 def fits(type: Any, value: Any) -> bool:

@@ -39,7 +39,9 @@ class Checked:
 def check(op: Op, wanted: int = 60, attempts: int = 3000, seed: int = 0) -> Checked:
     """Checks up to ``wanted`` distinct instances. Raises InputError for what has no value: a leaf, an opaque call."""
     if op.leaf or (op.ref is None and op.define is None):
-        raise InputError("ops", op.name, "has no value of its own to check", "check an operation that computes something")
+        raise InputError(
+            "ops", op.name, "has no value of its own to check", "check an operation that computes something"
+        )
     left = App(op, tuple(map(Var, op.inputs)), tuple(AttrVar(n) for n, _ in op.attrs))
     pattern = Rule("ops", op.name, ((left, left),), op.doc, "declaration", "real")
     rng, seen, found = random.Random(f"{op.name} {seed}"), set(), Checked()
@@ -67,7 +69,9 @@ def _instance(term: App, binding: Binding, rng: np.random.Generator, found: Chec
     found.instances += 1
     shaped = [_fits(v, t) for v, t in _parts(made, due)]
     if not all(shaped):
-        found.faults.append(f"{binding}: the reference gives {[np.shape(v) for v, _ in _parts(made, due)]}, {due} is due")
+        found.faults.append(
+            f"{binding}: the reference gives {[np.shape(v) for v, _ in _parts(made, due)]}, {due} is due"
+        )
         return
     found.shapes += 1
     import torch
@@ -76,7 +80,9 @@ def _instance(term: App, binding: Binding, rng: np.random.Generator, found: Chec
         other = Walk(Torch(), wide, {n: torch.from_numpy(np.array(v)) for n, v in values.items()})(term)[1]
     except Undefined:
         return  # torch has no such kernel: the op is run through its definition
-    if all(close(a, np.asarray(b), TOLERANCE) for (a, _), (b, _) in zip(_parts(made, due), _parts(other, due), strict=True)):
+    if all(
+        close(a, np.asarray(b), TOLERANCE) for (a, _), (b, _) in zip(_parts(made, due), _parts(other, due), strict=True)
+    ):
         found.agreed += 1
     else:
         found.faults.append(f"{binding}: the reference gives {made!r}, torch {other!r}")

@@ -1,0 +1,266 @@
+"""Tempting wrong rules. The verifier must refuse every one; ``tests/test_rejected.py`` says by what.
+
+Takes nothing. Gives ``rejected``, a set of rules that never joins the registry. Each docstring says why somebody
+would write the rule, and what refutes it. Some were in a draft of the default set.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
+from forge_eq.ops.composite import gelu, gelu_tanh, rms_norm, silu, softmax, swiglu
+from forge_eq.ops.elementwise import (
+    add,
+    cast,
+    div,
+    eq,
+    exp,
+    floor,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    mul,
+    ne,
+    pow_,
+    reciprocal,
+    relu,
+    sqrt,
+    sub,
+    where,
+)
+from forge_eq.ops.linalg import linear, matmul, matmul_nt
+from forge_eq.ops.movement import concat, permute, reshape, swap_last
+from forge_eq.ops.reduction import mean, sum_
+from forge_eq.ops.spec import App, Var, compute, lit
+from forge_eq.rules.dsl import Attr, Equation, RuleSet, rule, to
+from forge_eq.rules.guards import is_float, is_last_axis
+
+wrong = partial(rule, "rejected", source="none: it is wrong", enter=False)
+LAST = is_last_axis("a", "q")
+
+
+def _zero(x: Var) -> App:
+    """0.0 in the shape of x, whatever x holds."""
+    return cast(logical_and(eq(x, x), ne(x, x)), "f32")
+
+
+def _one(x: Var) -> App:
+    return cast(logical_or(eq(x, x), ne(x, x)), "f32")
+
+
+def _last_axis(t: Any) -> tuple[int, ...]:
+    return (t.rank - 1,)
+
+
+# -------------------------------------------------------------------------------------------- attention
+
+
+@wrong(exact="real", when=[LAST])
+def mask_dropped(q: Var, k: Var, v: Var, m: Var, s: Attr, a: Attr) -> Equation:
+    """The mask "only hides padding". Any hidden key refutes it."""
+    scores = where(m, mul(matmul_nt(q, k), lit(s)), -math.inf)
+    return to(matmul(softmax(scores, a), v), attention(q, k, v, s))
+
+
+@wrong(exact="real")
+def mask_inverted(q: Var, k: Var, v: Var, m: Var, s: Attr, e: Attr) -> Equation:
+    """Two libraries mean opposite things by a mask of bools."""
+    return to(attention_mask(q, k, v, logical_not(m), s, e), attention_mask(q, k, v, m, s, e))
+
+
+@wrong(exact="real")
+def any_mask_is_causal(q: Var, k: Var, v: Var, m: Var, s: Attr) -> Equation:
+    """Most masks are causal; an anti-causal one has the same type."""
+    return to(attention_mask(q, k, v, m, s, "nan"), attention_causal(q, k, v, s))
+
+
+@wrong(exact="real", when=[LAST])
+def empty_row_is_zero(q: Var, k: Var, v: Var, b: Var, s: Attr, a: Attr) -> Equation:
+    """torch's fused attention gives zeros where the written-out one gives NaN: a row of minus infinities."""
+    return to(
+        matmul(softmax(add(mul(matmul_nt(q, k), lit(s)), b), a), v), attention_bias(q, k, v, b, s, "zero")
+    )
+
+
+@wrong(exact="real", when=[LAST])
+def scale_twice(q: Var, k: Var, v: Var, s: Attr, a: Attr) -> Equation:
+    """A scale on the queries and one on the scores are not one scale."""
+    return to(matmul(softmax(mul(matmul_nt(mul(q, lit(s)), k), lit(s)), a), v), attention(q, k, v, s))
+
+
+@wrong(exact="real")
+def tiled_heads_are_grouped(q: Var, k: Var, v: Var, s: Attr) -> Equation:
+    """Tiling key heads (0 1 0 1) is not repeating each in a row (0 0 1 1); one key head hides it."""
+    return to(attention(q, concat(k, k, 1), concat(v, v, 1), s), attention(q, k, v, s))
+
+
+@wrong(exact="real")
+def softmax_of_any_axis(x: Var, a: Attr) -> Equation:
+    """Softmax is over the last axis nearly always."""
+    return to(div(exp(x), sum_(exp(x), a, True)), softmax(x, compute(_last_axis, x)))
+
+
+@wrong(exact="real")
+def softmax_passes_matmul(x: Var, w: Var, a: Attr) -> Equation:
+    """Normalising early would save work."""
+    return to(softmax(matmul(x, w), a), matmul(softmax(x, a), w))
+
+
+# -------------------------------------------------------------------------------------------- composites
+
+
+@wrong(exact="real")
+def gate_and_up_swapped(gate: Var, up: Var) -> Equation:
+    """The product commutes, the activation does not."""
+    return to(mul(silu(gate), up), swiglu(up, gate))
+
+
+@wrong(exact="real")
+def eps_outside_root(x: Var, w: Var, a: Attr, e: Attr) -> Equation:
+    """x / (sqrt(mean) + eps) is another norm."""
+    return to(mul(w, mul(x, reciprocal(add(sqrt(mean(pow_(x, 2.0), a, True)), lit(e))))), rms_norm(x, w, a, e))
+
+
+@wrong(exact="real")
+def gelu_by_tanh(x: Var) -> Equation:
+    """The approximation is off by up to 5e-4, which is no rounding."""
+    return to(gelu(x), gelu_tanh(x))
+
+
+@wrong(exact="real")
+def relu_over_add(a: Var, b: Var) -> Equation:
+    """Pushes an activation into both summands."""
+    return to(relu(add(a, b)), add(relu(a), relu(b)))
+
+
+# -------------------------------------------------------------------------------------------- arithmetic
+
+
+@wrong(exact="real")
+def mul_zero(x: Var) -> Equation:
+    """Infinity times zero is NaN."""
+    return to(mul(x, 0.0), _zero(x))
+
+
+@wrong(exact="real")
+def div_self(x: Var) -> Equation:
+    """Zero over zero is NaN."""
+    return to(div(x, x), _one(x))
+
+
+@wrong(exact="real")
+def sub_self(x: Var) -> Equation:
+    """Infinity less infinity is NaN."""
+    return to(sub(x, x), _zero(x))
+
+
+@wrong(exact="bit")
+def add_zero(x: Var) -> Equation:
+    """-0.0 + 0.0 is 0.0."""
+    return to(add(x, 0.0), x)
+
+
+@wrong(exact="bit")
+def add_zero_of_any_dtype(x: Var) -> Equation:
+    """The whole number 0 beside floats is 0.0; without a guard the integer rule meets them."""
+    return to(add(x, 0), x)
+
+
+@wrong(exact="bit")
+def maximum_commutes_to_the_bit(a: Var, b: Var) -> Equation:
+    """Which zero is larger, 0.0 or -0.0, depends on the order."""
+    return to(maximum(a, b), maximum(b, a))
+
+
+@wrong(exact="bit")
+def add_reassociates_to_the_bit(a: Var, b: Var, c: Var) -> Equation:
+    """True of reals, and z3 proves it; rounding refutes it."""
+    return to(add(add(a, b), c), add(a, add(b, c)))
+
+
+@wrong(exact="bit")
+def div_is_mul_to_the_bit(x: Var, s: Attr) -> Equation:
+    """Exact for powers of two only."""
+    return to(div(x, lit(s)), mul(x, lit(compute(lambda s: 1.0 / s, s))))
+
+
+@wrong(exact="real", when=[is_float("x")])
+def scales_merge_without_bound(x: Var, s: Attr, t: Attr) -> Equation:
+    """The product of two large numbers is infinite, and infinity times zero is NaN."""
+    return to(mul(mul(x, lit(s)), lit(t)), mul(x, lit(compute(lambda s, t: s * t, s, t))))
+
+
+@wrong(exact="real", when=[is_float("x"), is_float("y")])
+def where_by_arithmetic(c: Var, x: Var, y: Var) -> Equation:
+    """True of reals; a NaN in the branch not taken gets through."""
+    chosen = cast(c, "f32")
+    return to(where(c, x, y), add(mul(x, chosen), mul(y, sub(1.0, chosen))))
+
+
+@wrong(exact="real")
+def root_of_square(x: Var) -> Equation:
+    """That is the magnitude."""
+    return to(sqrt(pow_(x, 2.0)), x)
+
+
+@wrong(exact="real")
+def floor_over_add(a: Var, b: Var) -> Equation:
+    """Two halves make a whole."""
+    return to(floor(add(a, b)), add(floor(a), floor(b)))
+
+
+@wrong(exact="real")
+def sum_of_products(a: Var, b: Var, axes: Attr, keep: Attr) -> Equation:
+    """True on one element, which is what a test on size 1 sees."""
+    return to(sum_(mul(a, b), axes, keep), mul(sum_(a, axes, keep), sum_(b, axes, keep)))
+
+
+@wrong(exact="real")
+def cast_to_int_and_back(x: Var) -> Equation:
+    """Two casts that meet cancel only when the first loses nothing."""
+    return to(cast(cast(x, "i64"), "f32"), x)
+
+
+@wrong(exact="bit")
+def cast_down_and_up(x: Var) -> Equation:
+    """float64 through float32 rounds; invisible to an oracle that computes in float64."""
+    return to(cast(cast(x, "f32"), "f64"), x)
+
+
+# -------------------------------------------------------------------------------------------- movement
+
+
+@wrong(exact="bit")
+def any_permute_is_swap_last(x: Var, p: Attr) -> Equation:
+    """On a cube every permutation has the type of the transpose."""
+    return to(permute(x, p), swap_last(x))
+
+
+@wrong(exact="bit")
+def reshape_swallows_permute(x: Var, p: Attr, s: Attr) -> Equation:
+    """The elements are the same, their order is not."""
+    return to(reshape(permute(x, p), s), reshape(x, s))
+
+
+@wrong(exact="real")
+def transpose_flag_lost(x: Var, w: Var) -> Equation:
+    """Square weights hide it from the type check."""
+    return to(linear(x, swap_last(w), True), linear(x, w, True))
+
+
+rejected = RuleSet(
+    one
+    for made in (
+        mask_dropped, mask_inverted, any_mask_is_causal, empty_row_is_zero, scale_twice, tiled_heads_are_grouped,
+        softmax_of_any_axis, softmax_passes_matmul, gate_and_up_swapped, eps_outside_root, gelu_by_tanh, relu_over_add,
+        mul_zero, div_self, sub_self, add_zero, add_zero_of_any_dtype, maximum_commutes_to_the_bit,
+        add_reassociates_to_the_bit, div_is_mul_to_the_bit, scales_merge_without_bound, where_by_arithmetic,
+        root_of_square, floor_over_add, sum_of_products, cast_to_int_and_back, cast_down_and_up,
+        any_permute_is_swap_last, reshape_swallows_permute, transpose_flag_lost,
+    )
+    for one in made
+)

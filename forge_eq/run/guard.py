@@ -1,0 +1,205 @@
+"""The differential guard: a compiled program is compared with PyTorch before anyone uses it.
+
+Takes a scheduled program, a reference (the captured graph run by torch) and example inputs. Gives an
+:class:`Executable` whose results agree, and remarks on what had to be repaired. Promises: on every probe that the
+reference accepts, NaN and infinities stand at the same places and the rest agrees within the tolerance of the dtype or
+is as good as the reference against float64; what OpenVINO gets wrong is given to torch instruction by instruction, at
+last as a whole; a repaired program is checked again.
+Not here: which rule is right (``verify``). When the program itself differs on torch, that is an error, not a repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from forge_eq.errors import ForgeError, RunError
+from forge_eq.lower.npu import Instr, Program, operand_type
+from forge_eq.remarks import Remark
+from forge_eq.run.bisect import culprits
+from forge_eq.run.executor import Executable, accelerated, pin
+from forge_eq.run.openvino_builder import load_openvino
+from forge_eq.run.probes import probes
+from forge_eq.run.values import describe, evaluate
+from forge_eq.targets import Target
+from forge_eq.verify.criterion import difference
+
+Reference = Callable[[Sequence[Any]], Sequence[Any]]  # flat inputs -> flat outputs
+WideReference = Callable[[Sequence[Any]], Sequence[Any] | None]  # None: cannot be computed in float64
+
+ROUNDS = 8  # repairs before everything goes to torch
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """``executable`` agrees with the reference on ``probes`` sets of inputs; ``pins`` are what was given to torch."""
+
+    executable: Executable
+    pins: frozenset[int]
+    probes: int
+    remarks: tuple[Remark, ...]
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """One set of inputs and the reference's answer to it."""
+
+    name: str
+    inputs: list[Any]
+    wanted: list[Any]
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """Where an executable is wrong; ``executable`` is None when it could not even be built."""
+
+    probe: _Probe
+    reason: str
+
+
+def guard(
+    program: Program, target: Target, reference: Reference, examples: Sequence[Any], *, wide: WideReference | None = None,
+    threads: int = 0, pins: Iterable[int] = (), seed: int = 0,
+) -> Guarded:
+    """Builds, compares and, where needed, repairs.
+
+    Args:
+        program: scheduled.
+        reference: the captured program; it must leave its inputs alone.
+        examples: flat example inputs; the other probes are derived from them.
+        wide: the captured program in float64 (``run.values.in_float64``), asked where the tolerance is exceeded.
+        pins: instructions to give to torch from the start.
+
+    Raises:
+        RunError: openvino is missing, or the program disagrees with the reference even when torch computes it.
+    """
+    return _Guard(program, target, wide, threads).run(reference, examples, frozenset(pins), seed)
+
+
+class _Guard:
+    def __init__(self, program: Program, target: Target, wide: WideReference | None, threads: int) -> None:
+        self.program, self.target, self.wide, self.threads = program, target, wide, threads
+        self.remarks: list[Remark] = []
+        self.all = accelerated(program, target)
+        if self.all:
+            load_openvino()  # its absence is not something to repair
+
+    def run(self, reference: Reference, examples: Sequence[Any], pins: frozenset[int], seed: int) -> Guarded:
+        asked = self.ask(reference, examples, seed)
+        for _ in range(ROUNDS):
+            executable, fault = self.attempt(pins, asked)
+            if executable is not None and fault is None:
+                return self.done(executable, pins, asked)
+            assert fault is not None
+            found = self.blame(fault, pins) if self.all - pins else frozenset()
+            if not found - pins:
+                break
+            pins |= found
+        return self.last_resort(asked)
+
+    def ask(self, reference: Reference, examples: Sequence[Any], seed: int) -> list[_Probe]:
+        """The reference's answers. A derived probe that it refuses is left out; the example must work."""
+        asked = []
+        for name, inputs in probes(examples, seed):
+            try:
+                wanted = [_own(v) for v in _seeded(lambda inputs=inputs: reference(inputs))]
+            except Exception as e:  # whatever the user's program raises on inputs that we made up
+                if not asked:
+                    raise
+                self.remarks.append(Remark("analysis", "guard", name, f"left out, the captured program refuses it: {e}"))
+                continue
+            asked.append(_Probe(name, inputs, wanted))
+        return asked
+
+    def attempt(self, pins: frozenset[int], asked: Sequence[_Probe]) -> tuple[Executable | None, _Fault | None]:
+        """The program with these pins, and the first probe on which it is wrong."""
+        try:
+            executable = Executable(self.program, self.target, pins, self.threads)
+        except RunError as e:
+            return None, _Fault(asked[0], str(e))
+        for probe in asked:
+            try:
+                found = _seeded(lambda probe=probe: executable(probe.inputs))
+            except (ForgeError, RuntimeError) as e:
+                return executable, _Fault(probe, str(e))
+            reason = difference(found, probe.wanted, lambda probe=probe: self.outputs_in_float64(probe.inputs))
+            if reason is not None:
+                return executable, _Fault(probe, reason)
+        return executable, None
+
+    def outputs_in_float64(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
+        """The captured program's answer, never our own program's: that one could not show our own fault."""
+        return None if self.wide is None else self.wide(inputs)
+
+    def in_float64(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """Every register in float64; None when a call with its own dtype stands in the way."""
+        try:
+            return list(_seeded(lambda: evaluate(self.program, inputs, wide=True)))
+        except RunError:
+            return None
+
+    def blame(self, fault: _Fault, pins: frozenset[int]) -> frozenset[int]:
+        """What to pin besides: each segment's culprit and the instructions like it elsewhere."""
+        probe = fault.probe
+        values = _seeded(lambda: evaluate(self.program, probe.inputs))
+        reason = difference(
+            [values[r] for r in self.program.outputs], probe.wanted, lambda: self.outputs_in_float64(probe.inputs)
+        )
+        if reason is not None:
+            raise self.not_ours(probe, reason)
+        pinned = pin(self.program, self.target, pins)
+        chosen: set[int] = set()
+        wide = cache(lambda: self.in_float64(probe.inputs))
+        for culprit in culprits(pinned, self.target, values, wide, self.threads):
+            instr = self.program.instrs[culprit.position]
+            alike = {p for p in self.all if _signature(self.program, self.program.instrs[p]) == _signature(self.program, instr)}
+            chosen |= {culprit.position} | alike
+            more = f", and {len(alike) - 1} like it" if len(alike) > 1 else ""
+            self.remarks.append(Remark(
+                "failed", "guard", describe(self.program, instr),
+                f"OpenVINO's result is wrong on {probe.name} inputs ({culprit.reason}); torch computes it{more}",
+            ))
+        return frozenset(chosen)
+
+    def last_resort(self, asked: Sequence[_Probe]) -> Guarded:
+        """Everything on torch, checked like any other."""
+        executable, fault = self.attempt(self.all, asked)
+        if executable is None or fault is not None:
+            assert fault is not None
+            raise self.not_ours(fault.probe, fault.reason)
+        self.remarks.append(Remark("failed", "guard", self.program.name, "OpenVINO's results stay wrong; torch runs all of it"))
+        return self.done(executable, self.all, asked)
+
+    def done(self, executable: Executable, pins: frozenset[int], asked: Sequence[_Probe]) -> Guarded:
+        names = ", ".join(p.name for p in asked)
+        self.remarks.append(Remark("passed", "guard", self.program.name, f"agrees with the captured program on {names} inputs"))
+        return Guarded(executable, pins, len(asked), tuple(self.remarks))
+
+    def not_ours(self, probe: _Probe, reason: str) -> RunError:
+        return RunError(
+            "guard", self.program.name, f"differs from the captured program on {probe.name} inputs also when torch runs it: {reason}",
+            "report it with the program; optimize(..., verify='full') finds the rule",
+        )
+
+
+def _signature(program: Program, instr: Instr) -> tuple[Any, ...]:
+    """Instructions of equal signature become equal nodes."""
+    types = tuple(operand_type(program, s) for s in instr.srcs)
+    return instr.op, types, repr(instr.attrs), tuple(program.vregs[d].type for d in instr.dsts)
+
+
+def _seeded(call: Callable[[], Any]) -> Any:
+    """Runs with torch's random numbers at a fixed start, so that programs which draw can be compared."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        return call()
+
+
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+

@@ -1,0 +1,60 @@
+"""The verifier refuses every tempting wrong rule, for the reason that makes it wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge_eq import rules
+from forge_eq.rules.dsl import Rule
+from forge_eq.rules.rejected import rejected
+from forge_eq.verify import verify_rule
+from forge_eq.verify.numeric import refute
+from forge_eq.verify.samples import sample
+from forge_eq.verify.smt import prove
+
+WRONG = list(rejected)
+TRUE_OF_REALS = {  # z3 proves these: only numbers refute them
+    "add_zero", "add_zero_of_any_dtype", "maximum_commutes_to_the_bit", "add_reassociates_to_the_bit", "mul_zero",
+    "sub_self", "div_is_mul_to_the_bit", "scales_merge_without_bound", "where_by_arithmetic",
+    "cast_down_and_up",
+}
+
+
+RARE = {"maximum_commutes_to_the_bit", "scales_merge_without_bound"}  # the quick level may miss these
+
+
+@pytest.mark.parametrize("one", WRONG, ids=lambda r: r.name)
+def test_wrong_rule_is_refused_with_a_counterexample(one: Rule) -> None:
+    found = verify_rule(one, "full" if one.name in RARE else "quick")
+    assert not found.accepted
+    assert found.counterexample is not None
+    assert found.counterexample.method in ("numeric", "torch"), found.reason
+    assert found.counterexample.values, "the tensors are shown"
+    text = str(found.counterexample)
+    assert "left = " in text
+    assert "right = " in text
+
+
+@pytest.mark.parametrize("one", WRONG, ids=lambda r: r.name)
+def test_proof_alone(one: Rule) -> None:
+    """z3 refuses what is wrong over the reals; what it proves, numbers must refute."""
+    found = sample(one, 12, 600)
+    proof = prove(one, found.fired, instances=2)
+    proved = proof.failed is None and not proof.unknown
+    assert proved == (one.name in TRUE_OF_REALS), proof.failed or proof.unknown or "proved"
+
+
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [("empty_row_is_zero", "inf"), ("where_by_arithmetic", "nan"), ("add_zero", "-0."), ("sub_self", "nan")],
+)
+def test_counterexample_shows_the_odd_number(name: str, sign: str) -> None:
+    [one] = [r for r in WRONG if r.name == name]
+    failed = refute(one, sample(one, 30, 1500).fired).failed
+    assert failed is not None
+    assert sign in str(failed)
+
+
+def test_enough_wrong_rules_and_none_loads() -> None:
+    assert len(WRONG) >= 12
+    assert not {r.id for r in WRONG} & set(rules.REGISTRY)
