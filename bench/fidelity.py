@@ -124,8 +124,8 @@ def fill(sheet: Sheet, name: str, language: bool, errors: dict[str, Errors], wha
         if language:
             row += [mean(e.kl_eager), mean(e.kl_truth), max(e.kl_truth), f"{e.perplexity:.4f}"]
         rows.append(row)
-    note = f"torch float64 and forge_eq's own float64 evaluator differ by {exact:.2g} on the first batch. KL in nats, mean per position."
-    sheet.table(f"{name}, {what}", head, rows, note if language else note.partition(" KL")[0])
+    note = f"torch float64 and forge_eq's own float64 evaluator differ by {exact:.2g} on the first batch."
+    sheet.table(f"{name}, {what}", head, rows, f"{note} KL in nats, mean per position." if language else note)
     _paper_table(sheet, language)
     ours, torch_, plain = errors[OURS], errors[EAGER], errors[PLAIN]
     sheet.demand(f"{name}: RMSE to float64 over eager's", ours.rmse / torch_.rmse, RMSE_FACTOR)

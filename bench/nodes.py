@@ -124,8 +124,8 @@ def fill(sheet: Sheet, found: list[tuple[str, str, dict[str, Any]]]) -> None:
             "ratio",
         ),
         [(n, a, GRANULARITIES[g], *_storage(s)) for n, a, f in found for g, s in f["storage"].items()],
-        "As run here a segment of OpenVINO is one step; what lives only inside it is OpenVINO's. The NPU plan has a step "
-        f"for each instruction. {_paper_buffers()}",
+        "As run here a segment of OpenVINO is one step; what lives only inside it is OpenVINO's. The NPU plan has a "
+        f"step for each instruction. {_paper_buffers()}",
     )
     sheet.table(
         "transitions between devices, same placement",
@@ -137,7 +137,7 @@ def fill(sheet: Sheet, found: list[tuple[str, str, dict[str, Any]]]) -> None:
         "what the executor owns, bytes",
         ("model", "attention", "our arenas", "constants shared with torch", "activations inside OpenVINO, at most"),
         [(n, a, _arenas(f["owned"]), f["owned"]["shared"], f["owned"]["inside"]) for n, a, f in found if f["owned"]],
-        "OpenVINO also packs weights for its matrix products, up to once more their size, and cannot be asked how much.",
+        "OpenVINO also packs weights for its matrix products, up to once more their size; it cannot be asked how much.",
     )
     for name, attention, f in found:
         sheet.demand(f"{name} {attention}: layers with something missing", float(len(f["faults"])), 0.0)

@@ -1,7 +1,7 @@
 """What the measurements share: a sheet of tables and criteria, where it was measured, and how far it has come.
 
-A command fills a :class:`Sheet` and calls :func:`finish`: tables on the screen, JSON and Markdown with ``--out``, and the
-exit status, which is 1 when a criterion fails.
+A command fills a :class:`Sheet` and calls :func:`finish`: tables on the screen, JSON and Markdown with ``--out``,
+and the exit status, which is 1 when a criterion fails.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _processor() -> str:
 
 
 def progress(items: Sequence[Any], what: str) -> Iterator[Any]:
-    """The items, telling on stderr how far it is: a bar on a terminal, else a line each (with the item, if it is words)."""
+    """The items, telling on stderr how far it is: a bar on a terminal, else a line each, with an item that is words."""
     from rich.console import Console
     from rich.progress import track
 
