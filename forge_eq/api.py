@@ -7,11 +7,13 @@ from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from forge_eq import rules
 from forge_eq.errors import OptionsError
 from forge_eq.ir.graph import Graph
 from forge_eq.options import Options
 from forge_eq.pipeline import Job, run
 from forge_eq.remarks import Remark
+from forge_eq.rules.dsl import RuleSet
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -78,14 +80,24 @@ def make_options(options: Options | None, changes: Mapping[str, Any]) -> Options
     return replace(options or Options(), **changes)
 
 
+_ADMITTED: set[str] = set()  # hashes of rule sets whose every rule has evidence
+
+
+def admit_rules(chosen: RuleSet) -> None:
+    """Raises RuleError unless every rule has evidence: in the ledger, in the user's cache, or found now."""
+    if chosen.hash not in _ADMITTED:
+        from forge_eq.verify import admit
+
+        for one in chosen:
+            admit(one)
+        _ADMITTED.add(chosen.hash)
+
+
 def make_job(
     module: Any, example_inputs: Sequence[Any], example_kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, options: Options
 ) -> Job:
-    """A job for a module; ``options.rules`` are checked for evidence."""
-    from forge_eq.verify import check_loaded
-
-    if options.rules is not None:
-        check_loaded(options.rules)
+    """A job for a module; its rules must have evidence."""
+    admit_rules(rules.default if options.rules is None else options.rules)
     job = Job(options, (module, tuple(example_inputs), example_kwargs, dynamic_shapes))
     if isinstance(module, Graph):
         job.forms["capture"] = module

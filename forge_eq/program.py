@@ -16,6 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from forge_eq.api import Progress, make_job, make_options, settle
+from forge_eq.capture.execute import run_graph
 from forge_eq.errors import RunError
 from forge_eq.ir.graph import Builder, Graph
 from forge_eq.ir.types import TensorType
@@ -161,8 +162,6 @@ def specialise(
     captured: Graph | None = None,
 ) -> Specialised:
     """The pipeline for concrete shapes, from capture to a guarded executable."""
-    from forge_eq.run.guard import guarded
-
     job = make_job(module, args, kwargs, None, options)
     if captured is not None:
         job.forms["capture"] = captured
@@ -175,9 +174,28 @@ def specialise(
     if on_stage is not None:
         on_stage("build")
     start = time.perf_counter()
-    executable = guarded(job, batches, state)
+    executable = _build(job, [*batches[0][1], *state] if batches else None)
     job.seconds["build"] = time.perf_counter() - start
     return Specialised(job, executable, state)
+
+
+def _build(job: Job, examples: list[Any] | None) -> Executable:
+    """The executable, compared with the captured program where that can be run twice."""
+    from forge_eq.run.executor import Executable
+    from forge_eq.run.guard import guard
+    from forge_eq.run.values import in_float64
+
+    program, captured = job["schedule"].program, lift_state(job["capture"])[0]
+    if examples is None or captured.effects:
+        why = "the program has effects, which running it twice would repeat" if captured.effects else "no example inputs"
+        job.remarks.append(Remark("missed", "guard", captured.name, f"OpenVINO's results were not compared: {why}"))
+        return Executable(program, job.target, (), job.options.threads)
+    found = guard(
+        program, job.target, lambda inputs: run_graph(captured, inputs), examples, wide=in_float64(captured),
+        threads=job.options.threads,
+    )
+    job.remarks.extend(found.remarks)
+    return found.executable
 
 
 def compile(

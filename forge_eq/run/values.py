@@ -104,9 +104,10 @@ def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
     def wider(node: Node) -> Node:
         return replace(node, attrs=("f64",)) if node.op is cast and node.attrs[0] in FLOATS else node
 
-    wide = replace(rewrite_nodes(graph, wider), constants={k: _widened(v) for k, v in graph.constants.items()})
-
     def run(inputs: Sequence[Any]) -> Sequence[Any] | None:
+        # Weights in float64 are twice the model: made when somebody asks, and dropped again.
+        constants = {k: _widened(v) for k, v in graph.constants.items()}
+        wide = replace(rewrite_nodes(graph, wider), constants=constants)
         try:
             return run_graph(wide, [_widened(v) for v in inputs])
         except (ForgeError, RuntimeError, TypeError):
