@@ -31,9 +31,14 @@ def with_data(graph: Graph) -> Graph:
 
 
 def compile_case(source: str, options: Mapping[str, Any], reparse: bool) -> dict[str, str]:
-    """Every section that the pipeline gives for the graph ``source``; checkers run between the stages."""
-    job = Job(make_options(None, {"check": True, **options}))
+    """Every section that the pipeline gives for the graph ``source``; checkers run between the stages.
+
+    The option ``last`` names the stage to stop after, for programs that the next one refuses.
+    """
+    chosen = {"check": True, **options}
+    last = chosen.pop("last", STAGES[-1].name)
+    job = Job(make_options(None, chosen))
     job.forms["capture"] = with_data(parse(source))
-    run(job, reparse=reparse)
-    made = {f"after {stage.name}": stage.text(job) for stage in STAGES}
+    run(job, last, reparse=reparse)
+    made = {f"after {stage.name}": stage.text(job) for stage in STAGES if stage.name in job.forms}
     return made | {"remarks": "".join(f"{remark}\n" for remark in job.remarks)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -84,7 +85,11 @@ def test_threads_may_share_a_program() -> None:
     batches = [[(ids + k) % 13, seen] for k in range(4)]
     want = [run(b) for b in batches]
     found: dict[int, list[list[torch.Tensor]]] = {}
-    workers = [threading.Thread(target=lambda k=k: found.update({k: [run(batches[k]) for _ in range(10)]})) for k in range(4)]
+
+    def work(k: int) -> None:
+        found[k] = [run(batches[k]) for _ in range(10)]
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for w in workers:
         w.start()
     for w in workers:
@@ -179,7 +184,8 @@ def test_half_precision_weights(dtype: torch.dtype) -> None:
     name = {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
     i = b.add(leaves.input_, (), (0,), TensorType(name, (2, 32)))
     w, c = (b.add(leaves.constant, (), (n,), TensorType(name, tuple(p.shape))) for n, p in model.named_parameters())
-    program = scheduled(b.finish((b.add(linalg.linear_bias, (i, w, c), (True,)),), constants=dict(model.named_parameters())))
+    y = b.add(linalg.linear_bias, (i, w, c), (True,))
+    program = scheduled(b.finish((y,), constants=dict(model.named_parameters())))
     run = Executable(program, TARGET, threads=1)
     assert run.models
     torch.testing.assert_close(run([x])[0], model(x).detach(), rtol=2e-2, atol=2e-2)
@@ -225,7 +231,9 @@ def test_a_program_without_its_weights_is_refused() -> None:
 def test_a_kernel_of_the_wrong_size_never_reaches_the_arena() -> None:
     program = captured(Mlp(), torch.randn(3, 8))
     position = next(p for p, i in enumerate(program.instrs) if i.op is linalg.linear_bias)
-    broken = replace(linalg.linear_bias, kernel=replace(linalg.linear_bias.kernel, openvino=lambda g, x, w, b, t: x))  # type: ignore[type-var]
+    assert linalg.linear_bias.kernel is not None
+    kernel = replace(linalg.linear_bias.kernel, openvino=lambda g, x, w, b, t: x)
+    broken = replace(linalg.linear_bias, kernel=kernel)
     instrs = list(program.instrs)
     instrs[position] = replace(instrs[position], op=broken)
     with pytest.raises(RunError, match="its kernel gives"):
@@ -242,12 +250,10 @@ def test_without_openvino_the_error_says_what_to_do() -> None:
         "try: Executable(p, TARGET)\n"
         "except RunError as e: print(e)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=sys.path[0] or None, env=_env())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_env())
     assert done.stdout.startswith("1\n"), done.stderr
     assert "forge_eq[openvino]" in done.stdout
 
 
 def _env() -> dict[str, str]:
-    import os
-
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from run_programs import TARGET, language
 from safetensors.torch import save_file
 from torch import nn
 
@@ -28,7 +27,9 @@ from forge_eq.run.executor import Executable, accelerated, pin, torch_executable
 from forge_eq.run.save import Saved, load, save
 from forge_eq.run.signature_json import from_json, to_json
 from forge_eq.schedule.plan import schedule
-from forge_eq.targets import Target, load as load_target, names
+from forge_eq.targets import Target, names
+from forge_eq.targets import load as load_target
+from run_programs import TARGET, language
 
 torch.set_num_threads(1)
 
@@ -122,7 +123,8 @@ def test_every_truncation_is_refused(whole: tuple[Path, Saved, list[torch.Tensor
     content = whole[0].read_bytes()
     header = 8 + struct.unpack("<Q", content[:8])[0]
     rng = random.Random(0)
-    cuts = {0, 1, 7, 8, 9, header - 1, header, header + 1, len(content) - 1} | {rng.randrange(len(content)) for _ in range(80)}
+    cuts = {0, 1, 7, 8, 9, header - 1, header, header + 1, len(content) - 1}
+    cuts |= {rng.randrange(len(content)) for _ in range(80)}
     for cut in sorted(cuts):
         broken = tmp_path / "cut.forge"
         broken.write_bytes(content[:cut])
@@ -130,12 +132,15 @@ def test_every_truncation_is_refused(whole: tuple[Path, Saved, list[torch.Tensor
             load(broken)
 
 
-def test_every_flipped_byte_is_refused_or_harmless(whole: tuple[Path, Saved, list[torch.Tensor]], tmp_path: Path) -> None:
+def test_every_flipped_byte_is_refused_or_harmless(
+    whole: tuple[Path, Saved, list[torch.Tensor]], tmp_path: Path,
+) -> None:
     path, saved, _ = whole
     content = path.read_bytes()
     header = 8 + struct.unpack("<Q", content[:8])[0]
     rng = random.Random(1)
-    places = [*range(0, 16), *(rng.randrange(header) for _ in range(150)), *(rng.randrange(header, len(content)) for _ in range(80))]
+    places = [*range(0, 16), *(rng.randrange(header) for _ in range(150))]
+    places += [rng.randrange(header, len(content)) for _ in range(80)]
     refused = 0
     for place in places:
         changed = bytearray(content)
@@ -195,8 +200,8 @@ def test_a_newer_format_asks_for_an_update(whole: tuple[Path, Saved, list[torch.
 
 @pytest.mark.parametrize(
     ("part", "value"),
-    [("schedule", "nonsense"), ("allocation", "alloc"), ("target", "name = 3"), ("signature", {}), ("pins", ["x"]), ("orders", {}),
-     ("orders", []), ("schedule", None)],
+    [("schedule", "nonsense"), ("allocation", "alloc"), ("target", "name = 3"), ("signature", {}), ("pins", ["x"]),
+     ("orders", {}), ("orders", []), ("schedule", None)],
 )
 def test_parts_that_do_not_fit_are_refused(
     part: str, value: Any, whole: tuple[Path, Saved, list[torch.Tensor]], tmp_path: Path,
@@ -219,8 +224,9 @@ def test_an_allocation_that_overlaps_is_refused(whole: tuple[Path, Saved, list[t
 def test_an_operator_that_is_not_here_is_named(whole: tuple[Path, Saved, list[torch.Tensor]], tmp_path: Path) -> None:
     text = json.loads(module._read(whole[0])[0]["document"])["schedule"]
     assert "aten.cumsum.default" in text
+    absent = text.replace("aten.cumsum.default", "nowhere.thing.default")
     with pytest.raises(FileError, match=r"nowhere\.thing"):
-        load(rewritten(whole[0], tmp_path / "c.forge", schedule=text.replace("aten.cumsum.default", "nowhere.thing.default")))
+        load(rewritten(whole[0], tmp_path / "c.forge", schedule=absent))
     with pytest.raises(FileError):  # and nothing of Python is ever looked up by name
         load(rewritten(whole[0], tmp_path / "d.forge", schedule=text.replace("aten.cumsum.default", "os.system")))
 

@@ -43,7 +43,8 @@ class Memory:
         elif slot is not None:
             block = self.blocks[self.program.vregs[self.program.root(register)].device]
             if slot.end > block.numel():
-                raise RunError("run", f"v{register}", f"its slot ends at {slot.end} of {block.numel()} bytes", "report this")
+                reason = f"its slot ends at {slot.end} of {block.numel()} bytes"
+                raise RunError("run", f"v{register}", reason, "this is a bug in allocation: report it")
             self.values[register] = block[slot.offset : slot.end].view(dtype).view(shape)
             self.stored.add(register)
 

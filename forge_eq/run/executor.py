@@ -98,7 +98,8 @@ class HostSegment:
             return
         if not fits(vreg.type, result):
             shown = f"{result.dtype} {list(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)
-            raise RunError("run", describe(program, instr), f"torch gives {shown}, not {vreg.type}", "correct the op's torch=")
+            reason = f"torch gives {shown}, not {vreg.type}"
+            raise RunError("run", describe(program, instr), reason, "correct the op's torch=")
         if vreg.alias_of is None:
             # The result is complete before it is stored: it may lie over an operand, which dies here.
             self.memory.values[dst].copy_(result)
@@ -124,11 +125,13 @@ class Executable:
         self.program = pin(program, target, self.pins)
         self.allocation = allocate(self.program, target, SEGMENT)
         self.memory = Memory(self.program, self.allocation)
-        self.segments: list[ModelSegment | HostSegment] = [
-            ModelSegment(self.memory, s, threads) if target.device(s.device).kind == OPENVINO else HostSegment(self.memory, s)
-            for s in self.program.segments
-        ]
+        self.segments = [self._build(s) for s in self.program.segments]
         self._lock = Lock()
+
+    def _build(self, segment: Segment) -> ModelSegment | HostSegment:
+        if self.target.device(segment.device).kind == OPENVINO:
+            return ModelSegment(self.memory, segment, self.threads)
+        return HostSegment(self.memory, segment)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs, user results first, then write-backs; tensors are fresh.
@@ -152,7 +155,8 @@ class Executable:
     def _check(self, inputs: Sequence[Any]) -> None:
         program = self.program
         if len(inputs) != len(program.inputs):
-            raise InputError("run", "inputs", f"{len(inputs)} values for {len(program.inputs)} inputs", "pass one for each")
+            reason = f"{len(inputs)} values for {len(program.inputs)} inputs"
+            raise InputError("run", "inputs", reason, "pass one for each")
         for index, (register, value) in enumerate(zip(program.inputs, inputs, strict=True)):
             type = program.vregs[register].type
             number = isinstance(type, ScalarType) and not isinstance(value, torch.Tensor)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from forge_eq.errors import ForgeError, RunError
-from forge_eq.lower.npu import Instr, Program, operand_type
+from forge_eq.lower.npu import Program, operand_type
 from forge_eq.remarks import Remark
 from forge_eq.run.bisect import culprits
 from forge_eq.run.executor import Executable, accelerated, pin
@@ -62,8 +62,8 @@ class _Fault:
 
 
 def guard(
-    program: Program, target: Target, reference: Reference, examples: Sequence[Any], *, wide: WideReference | None = None,
-    threads: int = 0, pins: Iterable[int] = (), seed: int = 0,
+    program: Program, target: Target, reference: Reference, examples: Sequence[Any], *,
+    wide: WideReference | None = None, threads: int = 0, pins: Iterable[int] = (), seed: int = 0,
 ) -> Guarded:
     """Builds, compares and, where needed, repairs.
 
@@ -103,14 +103,14 @@ class _Guard:
 
     def ask(self, reference: Reference, examples: Sequence[Any], seed: int) -> list[_Probe]:
         """The reference's answers. A derived probe that it refuses is left out; the example must work."""
-        asked = []
+        asked: list[_Probe] = []
         for name, inputs in probes(examples, seed):
             try:
-                wanted = [_own(v) for v in _seeded(lambda inputs=inputs: reference(inputs))]
+                wanted = [_own(v) for v in _seeded(partial(reference, inputs))]
             except Exception as e:  # whatever the user's program raises on inputs that we made up
                 if not asked:
                     raise
-                self.remarks.append(Remark("analysis", "guard", name, f"left out, the captured program refuses it: {e}"))
+                self.remark("analysis", name, f"left out, the captured program refuses it: {e}")
                 continue
             asked.append(_Probe(name, inputs, wanted))
         return asked
@@ -123,10 +123,10 @@ class _Guard:
             return None, _Fault(asked[0], str(e))
         for probe in asked:
             try:
-                found = _seeded(lambda probe=probe: executable(probe.inputs))
+                found = _seeded(partial(executable, probe.inputs))
             except (ForgeError, RuntimeError) as e:
                 return executable, _Fault(probe, str(e))
-            reason = difference(found, probe.wanted, lambda probe=probe: self.outputs_in_float64(probe.inputs))
+            reason = difference(found, probe.wanted, partial(self.outputs_in_float64, probe.inputs))
             if reason is not None:
                 return executable, _Fault(probe, reason)
         return executable, None
@@ -156,13 +156,11 @@ class _Guard:
         wide = cache(lambda: self.in_float64(probe.inputs))
         for culprit in culprits(pinned, self.target, values, wide, self.threads):
             instr = self.program.instrs[culprit.position]
-            alike = {p for p in self.all if _signature(self.program, self.program.instrs[p]) == _signature(self.program, instr)}
+            alike = {p for p in self.all if self.signature(p) == self.signature(culprit.position)}
             chosen |= {culprit.position} | alike
             more = f", and {len(alike) - 1} like it" if len(alike) > 1 else ""
-            self.remarks.append(Remark(
-                "failed", "guard", describe(self.program, instr),
-                f"OpenVINO's result is wrong on {probe.name} inputs ({culprit.reason}); torch computes it{more}",
-            ))
+            reason = f"OpenVINO's result is wrong on {probe.name} inputs ({culprit.reason}); torch computes it{more}"
+            self.remark("failed", describe(self.program, instr), reason)
         return frozenset(chosen)
 
     def last_resort(self, asked: Sequence[_Probe]) -> Guarded:
@@ -171,25 +169,29 @@ class _Guard:
         if executable is None or fault is not None:
             assert fault is not None
             raise self.not_ours(fault.probe, fault.reason)
-        self.remarks.append(Remark("failed", "guard", self.program.name, "OpenVINO's results stay wrong; torch runs all of it"))
+        self.remark("failed", self.program.name, "OpenVINO's results stay wrong; torch runs all of it")
         return self.done(executable, self.all, asked)
 
     def done(self, executable: Executable, pins: frozenset[int], asked: Sequence[_Probe]) -> Guarded:
         names = ", ".join(p.name for p in asked)
-        self.remarks.append(Remark("passed", "guard", self.program.name, f"agrees with the captured program on {names} inputs"))
+        self.remark("passed", self.program.name, f"agrees with the captured program on {names} inputs")
         return Guarded(executable, pins, len(asked), tuple(self.remarks))
 
     def not_ours(self, probe: _Probe, reason: str) -> RunError:
         return RunError(
-            "guard", self.program.name, f"differs from the captured program on {probe.name} inputs also when torch runs it: {reason}",
+            "guard", self.program.name,
+            f"differs from the captured program on {probe.name} inputs also when torch runs it: {reason}",
             "report it with the program; optimize(..., verify='full') finds the rule",
         )
 
+    def remark(self, kind: str, node: str, reason: str) -> None:
+        self.remarks.append(Remark(kind, "guard", node, reason))
 
-def _signature(program: Program, instr: Instr) -> tuple[Any, ...]:
-    """Instructions of equal signature become equal nodes."""
-    types = tuple(operand_type(program, s) for s in instr.srcs)
-    return instr.op, types, repr(instr.attrs), tuple(program.vregs[d].type for d in instr.dsts)
+    def signature(self, position: int) -> tuple[Any, ...]:
+        """Instructions of equal signature become equal nodes."""
+        instr = self.program.instrs[position]
+        types = tuple(operand_type(self.program, s) for s in instr.srcs)
+        return instr.op, types, repr(instr.attrs), tuple(self.program.vregs[d].type for d in instr.dsts)
 
 
 def _seeded(call: Callable[[], Any]) -> Any:

@@ -138,9 +138,10 @@ def _digest(document: str, tensors: Mapping[str, torch.Tensor]) -> str:
 
 def _target_text(target: Target) -> str:
     """The target as TOML: JSON's values are TOML's, so one writer serves both."""
-    fields = {k: getattr(target, k) for k in target.__dataclass_fields__ if k not in ("devices", "weights", "penalties")}
+    tables = ("devices", "weights", "penalties")
+    fields = {k: getattr(target, k) for k in target.__dataclass_fields__ if k not in tables}
     lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in fields.items()]
-    for table in ("weights", "penalties"):
+    for table in tables[1:]:
         lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in getattr(target, table).items())]
     for device in target.devices:
         lines.append("[[device]]")
@@ -168,7 +169,8 @@ def _write(where: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str,
             os.unlink(temporary)
         if isinstance(e, ForgeError):
             raise
-        raise FileError("save", str(where), f"cannot be written: {e}", "check the directory, its rights and space") from e
+        reason = f"cannot be written: {e}"
+        raise FileError("save", str(where), reason, "check the directory, its rights and its space") from e
 
 
 def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

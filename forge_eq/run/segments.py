@@ -112,9 +112,8 @@ class _ModelWriter:
         type = self.program.vregs[register].type
         assert isinstance(type, TensorType)
         if self.g.shape(node) != list(type.shape) or self.g.type(node) != element_type(type.dtype):
-            raise RunError(
-                "run", name, f"its kernel gives {self.g.type(node)} {self.g.shape(node)}, not {type}", "correct the kernel"
-            )
+            reason = f"its kernel gives {self.g.type(node)} {self.g.shape(node)}, not {type}"
+            raise RunError("run", name, reason, "correct the kernel")
         return node
 
 
@@ -130,9 +129,8 @@ def compile_model(built: Built, threads: int = 0) -> Any:
     try:
         return core.compile_model(built.model, "CPU", config)
     except RuntimeError as e:
-        raise RunError(
-            "run", built.model.get_friendly_name(), f"OpenVINO cannot compile the segment: {e}", "compile with the torch target"
-        ) from e
+        name, reason = built.model.get_friendly_name(), f"OpenVINO cannot compile the segment: {e}"
+        raise RunError("run", name, reason, "compile with the torch target") from e
 
 
 class ModelSegment:
