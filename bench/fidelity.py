@@ -20,8 +20,7 @@ from sheet import PAPER, SHARED, Sheet, arguments, finish, paper, progress, tell
 
 RMSE_FACTOR, PLAIN_FACTOR, KL_LIMIT = 2.0, 1.25, 8.4e-9
 EAGER, SDPA, PLAIN, OURS, TRUTH = "torch eager", "torch sdpa", "plain OpenVINO f32", "forge_eq", "torch float64"
-LANGUAGE = {"smollm2": "sdpa", "gpt2-tiny": "sdpa", "llama-tiny": "sdpa"}  # model -> attention that is compiled
-ENCODERS = {"minilm": "sdpa", "bert-tiny": "sdpa"}
+LANGUAGE, ENCODERS = ("smollm2", "gpt2-tiny", "llama-tiny"), ("minilm", "bert-tiny")  # built-in models
 
 
 @dataclass
@@ -68,10 +67,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--windows", type=int, default=8, help="windows of text (8 of 128 tokens: 1,024 positions)")
     parser.add_argument("--sentences", type=int, default=0, help="sentences of SST-2; 0 takes all")
+    parser.add_argument("--attention", default="sdpa", choices=("sdpa", "eager"), help="the export that is compiled")
     parser.add_argument("--verify", default="quick", help="what forge_eq checks itself: off, quick, full")
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
-    sheet = Sheet("Fidelity on trained models", where(given.threads, tokens=given.tokens))
+    sheet = Sheet("Fidelity on trained models", where(given.threads, tokens=given.tokens, export=given.attention))
     for name in given.models.split(","):
         measure(sheet, name, given)
     return finish(sheet, "fidelity", given.out)
@@ -84,18 +84,17 @@ def measure(sheet: Sheet, name: str, given: Any) -> None:
 
     language = name in LANGUAGE
     tell(f"{name}: loading")
-    attention = LANGUAGE[name] if language else ENCODERS[name]
-    model = models.BUILT_IN[name](tokens=given.tokens, attention=attention)
-    reference = models.BUILT_IN[name](tokens=given.tokens, attention="eager")
+    exports = {a: models.BUILT_IN[name](tokens=given.tokens, attention=a) for a in ("eager", "sdpa")}
+    model = exports[given.attention]
     batches = windows(model, given) if language else sentences(model, given)
     tell(f"{name}: plain OpenVINO")
     plain = plain_openvino(model.module, model.args, given.threads)
     tell(f"{name}: forge_eq")
     ours = compile(model.module, model.args, verify=given.verify, threads=given.threads)
     candidates: dict[str, Candidate] = {
-        TRUTH: float64(reference.module),
-        EAGER: eager(reference.module),
-        SDPA: eager(model.module),
+        TRUTH: float64(exports["eager"].module),
+        EAGER: eager(exports["eager"].module),
+        SDPA: eager(exports["sdpa"].module),
         PLAIN: plain,
         OURS: ours,
     }
