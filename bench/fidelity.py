@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from candidates import Candidate, eager, float64, plain_openvino
-from sheet import PAPER, SHARED, Sheet, arguments, finish, paper, progress, tell, where
+from sheet import PAPER, SHARED, Sheet, arguments, finish, one_of, paper, progress, tell, where
 
 RMSE_FACTOR, PLAIN_FACTOR, KL_LIMIT = 2.0, 1.25, 8.4e-9
 EAGER, SDPA, PLAIN, OURS, TRUTH = "torch eager", "torch sdpa", "plain OpenVINO f32", "forge_eq", "torch float64"
@@ -63,7 +63,8 @@ class Errors:
 
 def main(argv: list[str]) -> int:
     parser = arguments(__doc__, "fidelity")
-    parser.add_argument("--models", default="smollm2,minilm", help=f"of {', '.join((*LANGUAGE, *ENCODERS))}")
+    known = (*LANGUAGE, *ENCODERS)
+    parser.add_argument("--models", default="smollm2,minilm", type=one_of(known), help=f"of {', '.join(known)}")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--windows", type=int, default=8, help="windows of text (8 of 128 tokens: 1,024 positions)")
     parser.add_argument("--sentences", type=int, default=0, help="sentences of SST-2; 0 takes all")
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
     sheet = Sheet("Fidelity on trained models", where(given.threads, tokens=given.tokens, export=given.attention))
-    for name in given.models.split(","):
+    for name in given.models:
         measure(sheet, name, given)
     return finish(sheet, "fidelity", given.out)
 

@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from layer_patterns import bert, faults, gpt2, llama, patterns
-from sheet import PAPER, Sheet, arguments, finish, paper, progress, where
+from sheet import PAPER, Sheet, arguments, finish, one_of, paper, progress, where
 
 ARCHITECTURES = {  # built-in model -> what its layers must show
     "gpt2": gpt2(12),
@@ -29,7 +29,9 @@ GRANULARITIES = {"segment": "as run here", "instr": "NPU plan"}
 
 def main(argv: list[str]) -> int:
     parser = arguments(__doc__, "nodes")
-    parser.add_argument("--models", default="gpt2,smollm2,minilm", help=f"of {', '.join(ARCHITECTURES)}")
+    parser.add_argument(
+        "--models", default="gpt2,smollm2,minilm", type=one_of(ARCHITECTURES), help=f"of {', '.join(ARCHITECTURES)}"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--target", default="openvino-cpu")
     parser.add_argument("--no-build", action="store_true", help="do not build the executor (its ownership is left out)")
@@ -41,7 +43,7 @@ def main(argv: list[str]) -> int:
     sheet = Sheet("Calls, patterns, storage", where(given.threads, tokens=given.tokens, target=given.target))
     found = [
         (name, attention, measure(name, attention, given.tokens, given.target, not given.no_build))
-        for name, attention in progress([(n, a) for n in given.models.split(",") for a in ATTENTIONS], "nodes")
+        for name, attention in progress([(n, a) for n in given.models for a in ATTENTIONS], "nodes")
     ]
     fill(sheet, found)
     return finish(sheet, "nodes", given.out)

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -193,6 +193,20 @@ def _rich(table: Table) -> Any:
     for row in table.rows:
         made.add_row(*(shown(v) for v in row), style="red" if "FAIL" in map(str, row) else None)
     return made
+
+
+def one_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """For argparse: names with commas, each of them known."""
+    names = list(known)
+
+    def read(text: str) -> list[str]:
+        found = [t.strip() for t in text.split(",")]
+        wrong = [t for t in found if t not in names]
+        if wrong:
+            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not one of {', '.join(names)}")
+        return found
+
+    return read
 
 
 def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:

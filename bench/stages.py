@@ -10,12 +10,14 @@ depths in turn. The weights are on the meta device, except for the memory table.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -189,15 +191,39 @@ def own_stages(captured: Any) -> dict[str, Any]:
     from forge_eq.pipeline import Job, run
 
     job = Job(Options(), forms={"capture": captured})
-    wall, processor = time.perf_counter(), time.process_time()
-    run(job)
-    found = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
+    with collections_timed() as collecting:
+        wall, processor = time.perf_counter(), time.process_time()
+        run(job)
+        found = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
     return {
         **found,
+        "collection": sum(collecting),
         **{s: job.seconds[s] for s in OWN},
         "own": sum(job.seconds[s] for s in OWN),
         "stop": job["saturate"].saturation.stop,
     }
+
+
+@contextmanager
+def collections_timed() -> Iterator[list[float]]:
+    """Seconds of each garbage collection of Python's within the block.
+
+    A full one walks every object of the process, those of torch and transformers too, and falls into whatever stage
+    happens to run: without this column it looks like that stage's own.
+    """
+    started, spent = [0.0], list[float]()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            started[0] = time.perf_counter()
+        else:
+            spent.append(time.perf_counter() - started[0])
+
+    gc.callbacks.append(note)
+    try:
+        yield spent
+    finally:
+        gc.callbacks.remove(note)
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -241,7 +267,7 @@ def fill(
         rows = [
             (
                 d,
-                *(_median(samples[d], k) for k in (*OWN, "own", "processor")),
+                *(_median(samples[d], k) for k in (*OWN, "own", "processor", "collection")),
                 *_spread(samples[d]),
                 samples[d][0]["stop"],
             )
@@ -250,7 +276,7 @@ def fill(
         count = len(samples[depths[0]])
         sheet.table(
             f"own stages, {kind}, seconds",
-            ("layers", *OWN, "own stages", "processor time", "least", "most", "saturation"),
+            ("layers", *OWN, "own stages", "processor time", "of it collecting garbage", "least", "most", "saturation"),
             rows,
             f"Medians of {count}. {PROCESSOR}",
         )
