@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import sys
@@ -17,7 +18,7 @@ import fidelity
 import nodes
 from candidates import eager, float64, plain_openvino
 from sheet import Criterion, Sheet, finish, shown, where
-from stages import linear
+from stages import capture_gpt2, collections_timed, linear, own_stages
 
 
 def test_a_criterion_is_a_bound_or_an_equality() -> None:
@@ -59,6 +60,22 @@ def test_the_line_through_points() -> None:
     bent = linear([12, 24, 48], [0.1, 0.4, 1.6])
     assert bent is not None
     assert bent[2] < 0.999
+
+
+def test_collections_are_noticed_and_do_not_fall_into_the_stages() -> None:
+    pytest.importorskip("transformers", reason="the model is one of transformers")
+    graph = capture_gpt2(2, 16, vocab_size=97, n_embd=32, n_head=4, n_positions=64)
+    before = gc.get_threshold()
+    gc.set_threshold(50, 1, 1)  # a collection for every few objects, unless it is held off
+    try:
+        with collections_timed() as outside:
+            assert len([[] for _ in range(10_000)]) == 10_000
+        with collections_timed() as inside:
+            own_stages(graph)
+    finally:
+        gc.set_threshold(*before)
+    assert len(outside) > 100
+    assert len(inside) < 20
 
 
 # ------------------------------------------------------------------------------------------ fidelity
