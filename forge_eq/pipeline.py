@@ -6,8 +6,10 @@ is kept under its stage's name in a :class:`Job`, so that a later stage (and a t
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -144,17 +146,37 @@ def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = 
 
     ``on_stage`` hears each stage's name before it starts; ``reparse`` prints and parses every form on the way.
     """
-    for stage in STAGES:
-        if stage.name not in job.forms:
-            if on_stage is not None:
-                on_stage(stage.name)
-            start = time.perf_counter()
-            job.forms[stage.name] = stage.run(job)
-            job.seconds[stage.name] = time.perf_counter() - start
-        if reparse:
-            stage.reparse(job)
-        if job.options.check and stage.check is not None:
-            stage.check(job)
-        if stage.name == last:
-            break
+    with ExitStack() as held:
+        for stage in STAGES:
+            if stage.name not in job.forms:
+                if on_stage is not None:
+                    on_stage(stage.name)
+                if stage is not STAGES[0]:
+                    held.enter_context(_collector_held())
+                start = time.perf_counter()
+                job.forms[stage.name] = stage.run(job)
+                job.seconds[stage.name] = time.perf_counter() - start
+            if reparse:
+                stage.reparse(job)
+            if job.options.check and stage.check is not None:
+                stage.check(job)
+            if stage.name == last:
+                break
     return job
+
+
+@contextmanager
+def _collector_held() -> Iterator[None]:
+    """Holds Python's cyclic collector off the stages after capture.
+
+    Their forms are immutable and have no cycles, and one full pass walks every object of torch and of the user's
+    libraries: 0.2 s, more than all stages of GPT-2 take.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
