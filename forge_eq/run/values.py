@@ -7,7 +7,7 @@ Not here: storage (``run.arena``), OpenVINO (``run.segments``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,16 +98,31 @@ def _wide_instr(instr: Instr) -> Instr:
     return replace(instr, attrs=("f64",))
 
 
+class _Widened(Mapping[str, Any]):
+    """Constants in float64, made at each use: all of them together are twice the model."""
+
+    def __init__(self, constants: Mapping[str, Any]) -> None:
+        self.constants = constants
+
+    def __getitem__(self, name: str) -> Any:
+        return _widened(self.constants[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.constants)
+
+    def __len__(self) -> int:
+        return len(self.constants)
+
+
 def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
     """A graph as a function of its flat inputs that computes in float64; None when a call insists on its own dtype."""
 
     def wider(node: Node) -> Node:
         return replace(node, attrs=("f64",)) if node.op is cast and node.attrs[0] in FLOATS else node
 
+    wide = replace(rewrite_nodes(graph, wider), constants=_Widened(graph.constants))
+
     def run(inputs: Sequence[Any]) -> Sequence[Any] | None:
-        # Weights in float64 are twice the model: made when somebody asks, and dropped again.
-        constants = {k: _widened(v) for k, v in graph.constants.items()}
-        wide = replace(rewrite_nodes(graph, wider), constants=constants)
         try:
             return run_graph(wide, [_widened(v) for v in inputs])
         except (ForgeError, RuntimeError, TypeError):
