@@ -95,7 +95,11 @@ def admit_rules(chosen: RuleSet) -> None:
 
 
 def make_job(
-    module: Any, example_inputs: Sequence[Any], example_kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, options: Options
+    module: Any,
+    example_inputs: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    options: Options,
 ) -> Job:
     """A job for a module; its rules must have evidence."""
     admit_rules(rules.default if options.rules is None else options.rules)

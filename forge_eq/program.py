@@ -165,7 +165,11 @@ class CompiledProgram:
 
 
 def specialise(
-    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options, on_stage: Progress | None = None,
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Options,
+    on_stage: Progress | None = None,
     captured: Graph | None = None,
 ) -> Specialised:
     """The pipeline for concrete shapes, from capture to a guarded executable."""
@@ -199,8 +203,13 @@ def _build(job: Job, examples: list[Any] | None) -> Executable:
         job.remarks.append(Remark("missed", "guard", captured.name, f"OpenVINO's results were not compared: {why}"))
         return Executable(program, job.target, (), job.options.threads)
     found = guard(
-        program, job.target, lambda inputs: run_graph(captured, inputs), examples, wide=in_float64(captured),
-        threads=job.options.threads, quick=job.options.verify != "full",
+        program,
+        job.target,
+        lambda inputs: run_graph(captured, inputs),
+        examples,
+        wide=in_float64(captured),
+        threads=job.options.threads,
+        quick=job.options.verify != "full",
     )
     job.remarks.extend(found.remarks)
     return found.executable

@@ -63,8 +63,16 @@ class _Fault:
 
 
 def guard(
-    program: Program, target: Target, reference: Reference, examples: Sequence[Any], *,
-    wide: WideReference | None = None, threads: int = 0, pins: Iterable[int] = (), seed: int = 0, quick: bool = False,
+    program: Program,
+    target: Target,
+    reference: Reference,
+    examples: Sequence[Any],
+    *,
+    wide: WideReference | None = None,
+    threads: int = 0,
+    pins: Iterable[int] = (),
+    seed: int = 0,
+    quick: bool = False,
 ) -> Guarded:
     """Builds, compares and, where needed, repairs.
 
@@ -182,7 +190,8 @@ class _Guard:
 
     def not_ours(self, probe: _Probe, reason: str) -> RunError:
         return RunError(
-            "guard", self.program.name,
+            "guard",
+            self.program.name,
             f"differs from the captured program on {probe.name} inputs also when torch runs it: {reason}",
             "report it with the program; optimize(..., verify='full') finds the rule",
         )
@@ -206,5 +215,3 @@ def _seeded(call: Callable[[], Any]) -> Any:
 
 def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-

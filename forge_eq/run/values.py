@@ -21,9 +21,18 @@ from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.elementwise import cast
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
-    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
-    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
-    "c64": torch.complex64, "c128": torch.complex128,
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
 }
 assert TORCH_DTYPES.keys() == DTYPES.keys()
 
@@ -43,7 +52,9 @@ def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[An
         result = run_node(node, operands, program.submodules)
     except (RuntimeError, TypeError, ValueError, IndexError) as e:
         raise RunError(
-            "run", describe(program, instr), f"torch refuses it: {e}",
+            "run",
+            describe(program, instr),
+            f"torch refuses it: {e}",
             "check the values of the inputs; the error of torch is the cause of this one",
         ) from e
     return tuple(result) if isinstance(result, tuple | list) else (result,)
@@ -134,6 +145,8 @@ def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
 def fits(type: Any, value: Any) -> bool:
     """Whether a value is a tensor of this very type."""
     return (
-        isinstance(type, TensorType) and isinstance(value, torch.Tensor)
-        and value.dtype is TORCH_DTYPES[type.dtype] and tuple(value.shape) == type.shape
+        isinstance(type, TensorType)
+        and isinstance(value, torch.Tensor)
+        and value.dtype is TORCH_DTYPES[type.dtype]
+        and tuple(value.shape) == type.shape
     )
