@@ -156,7 +156,7 @@ def test_rules_that_stand_in_for_each_other_are_a_group() -> None:
         """The same once more."""
         return to(neg(neg(x)), x)
 
-    made = [rule("twin", exact="bit", source="test", enter=False)(f) for f in (one, two)]
+    made = [rule("twin", exact="bit", source="test")(f) for f in (one, two)]
 
     class Twice(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -103,7 +103,7 @@ def test_write_refuses_refused_evidence(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ users' rules
 
 
-@rule("mine", exact="real", source="the product distributes over the sum", enter=False)
+@rule("mine", exact="real", source="the product distributes over the sum")
 def mul_over_add(a, b, c):
     """Shares a factor."""
     return both(mul(add(a, b), c), add(mul(a, c), mul(b, c)))
@@ -215,7 +215,7 @@ def test_bits_and_closeness() -> None:
 
 
 def test_attr_annotation_is_used() -> None:
-    @rule("mine", exact="bit", source="axiom", enter=False)
+    @rule("mine", exact="bit", source="axiom")
     def scaled(x: Var, s: Attr):
         """An attribute."""
         return to(mul(x, lit(s)), mul(lit(s), x))

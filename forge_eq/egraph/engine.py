@@ -102,9 +102,8 @@ class Engine:
             )
             if op.pure and not op.leaf:
                 known = " ".join(f"(is_constant c{i})" for i in range(arity))
-                self._run(
-                    f'(rule ((= e ({name} {args})) {known}) ((is_constant e)) :ruleset facts :name "constness of {name}")'
-                )
+                constness = f'((is_constant e)) :ruleset facts :name "constness of {name}"'
+                self._run(f"(rule ((= e ({name} {args})) {known}) {constness})")
 
     # ------------------------------------------------------------------------------------------- running
 

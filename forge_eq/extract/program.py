@@ -8,6 +8,7 @@ the choice was re-checked for cycles and true cost. Not here: folding (``extract
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -146,7 +147,7 @@ def _rebuild(view: EGraphView, graph: Graph, picked: Mapping[int, ENode]) -> Gra
     after: dict[int, set[int]] = {c: set(n.children) for c, n in picked.items()}
     for c in inputs:
         after.setdefault(c, set())
-    for earlier, later in zip(effects, effects[1:], strict=False):
+    for earlier, later in itertools.pairwise(effects):
         after[later].add(earlier)
     readers: dict[int, list[int]] = {}
     for c, needs in after.items():

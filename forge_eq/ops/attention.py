@@ -26,7 +26,8 @@ def _groups(q: TensorType, k: TensorType) -> int:
     if q.rank < 3 or q.shape[-3] == k.shape[-3]:
         return 1
     shapes.require(isinstance(q.shape[-3], int) and isinstance(k.shape[-3], int), "symbolic heads")
-    assert isinstance(q.shape[-3], int) and isinstance(k.shape[-3], int)
+    assert isinstance(q.shape[-3], int)
+    assert isinstance(k.shape[-3], int)
     shapes.require(0 < k.shape[-3] <= q.shape[-3] and q.shape[-3] % k.shape[-3] == 0, "heads that do not divide")
     return q.shape[-3] // k.shape[-3]
 

@@ -220,11 +220,10 @@ class RuleSet:
 
 
 def _rules_of(value: Any) -> Iterable[Rule]:
-    """A rule function, a rule, or any collection of rules."""
+    """A rule, what ``rule`` gave, or any collection of these."""
     if isinstance(value, Rule):
         return (value,)
-    found: Iterable[Rule] = getattr(value, "rules", value)
-    return found
+    return [one for part in value for one in _rules_of(part)]
 
 
 REGISTRY: dict[str, Rule] = {}
@@ -241,16 +240,18 @@ def register(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def rule(
-    family: str, *, exact: str, source: str, when: Iterable[Guard] = (), tolerance: float = 0.0, enter: bool = True
+    family: str, *, exact: str, source: str, when: Iterable[Guard] = (), tolerance: float = 0.0
 ) -> Callable[[Callable[..., Equation]], RuleSet]:
     """Makes a function of pattern variables a rule. The function's name is the rule's name.
+
+    The rules of this package join the registry, and with it the default set. Anybody else's are used by adding
+    them to a set, so that running a definition twice is no error.
 
     Args:
         family: the group the rule is selected and reported by.
         exact: ``"bit"``, ``"real"`` or ``"approx"``; tolerances follow from it.
         source: what the equation rests on: a definition, an axiom, a paper.
         when: guards, see ``rules.guards``.
-        enter: whether the rule joins the registry (a user's own rule does not).
 
     Example:
         >>> @rule("mine", exact="real", source="matmul is linear in its first argument")
@@ -274,6 +275,7 @@ def rule(
             tolerance=tolerance,
             where=f"{code.co_filename}:{code.co_firstlineno}",
         )
-        return RuleSet(register(rules) if enter else rules)
+        ours = (fn.__module__ or "").startswith("forge_eq.rules.") and not fn.__module__.endswith(".rejected")
+        return RuleSet(register(rules) if ours else rules)
 
     return make

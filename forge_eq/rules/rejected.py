@@ -39,7 +39,7 @@ from forge_eq.ops.spec import App, Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, RuleSet, rule, to
 from forge_eq.rules.guards import is_float, is_last_axis
 
-wrong = partial(rule, "rejected", source="none: it is wrong", enter=False)
+wrong = partial(rule, "rejected", source="none: it is wrong")
 LAST = is_last_axis("a", "q")
 
 
