@@ -22,15 +22,36 @@ if TYPE_CHECKING:
     from forge_eq.rules.dsl import Attr, both, rule, to, together
 
 _WHERE = {
-    "optimize": "forge_eq.api", "Optimized": "forge_eq.api", "compile": "forge_eq.program", "load": "forge_eq.program",
-    "CompiledProgram": "forge_eq.program", "Options": "forge_eq.options", "Limits": "forge_eq.options",
-    "ForgeError": "forge_eq.errors", "rule": "forge_eq.rules.dsl", "to": "forge_eq.rules.dsl", "both": "forge_eq.rules.dsl",
-    "together": "forge_eq.rules.dsl", "Attr": "forge_eq.rules.dsl",
+    "optimize": "forge_eq.api",
+    "Optimized": "forge_eq.api",
+    "compile": "forge_eq.program",
+    "load": "forge_eq.program",
+    "CompiledProgram": "forge_eq.program",
+    "Options": "forge_eq.options",
+    "Limits": "forge_eq.options",
+    "ForgeError": "forge_eq.errors",
+    "rule": "forge_eq.rules.dsl",
+    "to": "forge_eq.rules.dsl",
+    "both": "forge_eq.rules.dsl",
+    "together": "forge_eq.rules.dsl",
+    "Attr": "forge_eq.rules.dsl",
 }
 
 __all__ = [
-    "Attr", "CompiledProgram", "ForgeError", "Limits", "Optimized", "Options", "both", "compile", "load", "optimize", "rule",
-    "rules", "to", "together",
+    "Attr",
+    "CompiledProgram",
+    "ForgeError",
+    "Limits",
+    "Optimized",
+    "Options",
+    "both",
+    "compile",
+    "load",
+    "optimize",
+    "rule",
+    "rules",
+    "to",
+    "together",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
@@ -94,7 +95,11 @@ def admit_rules(chosen: RuleSet) -> None:
 
 
 def make_job(
-    module: Any, example_inputs: Sequence[Any], example_kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, options: Options
+    module: Any,
+    example_inputs: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    options: Options,
 ) -> Job:
     """A job for a module; its rules must have evidence."""
     admit_rules(rules.default if options.rules is None else options.rules)
@@ -104,15 +109,21 @@ def make_job(
     return job
 
 
-def settle(job: Job, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[tuple[str, list[Any]]]:
+def settle(
+    job: Job, args: Sequence[Any], kwargs: Mapping[str, Any] | None, on_stage: Progress | None = None
+) -> list[tuple[str, list[Any]]]:
     """Checks the chosen program on values, keeps the right one, and gives the inputs that it was checked on."""
     from forge_eq.run.differential import check_graph, input_batches
 
     if job.options.verify == "off":
         return []
+    if on_stage is not None:
+        on_stage("verify")
+    start = time.perf_counter()
     batches = input_batches(job["capture"], args, kwargs, job.options.verify)
     job.forms["extract"], remark = check_graph(job["capture"], job["extract"], batches)
     job.remarks.append(remark)
+    job.seconds["verify"] = time.perf_counter() - start
     return batches
 
 
@@ -146,5 +157,5 @@ def optimize(
     job = make_job(module, example_inputs, example_kwargs, dynamic_shapes, chosen)
     run(job, "extract", on_stage)
     result = Optimized(job)
-    settle(job, example_inputs, example_kwargs)
+    settle(job, example_inputs, example_kwargs, on_stage)
     return result

@@ -165,7 +165,11 @@ class CompiledProgram:
 
 
 def specialise(
-    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options, on_stage: Progress | None = None,
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Options,
+    on_stage: Progress | None = None,
     captured: Graph | None = None,
 ) -> Specialised:
     """The pipeline for concrete shapes, from capture to a guarded executable."""
@@ -173,7 +177,7 @@ def specialise(
     if captured is not None:
         job.forms["capture"] = captured
     run(job, "extract", on_stage)
-    batches = settle(job, args, kwargs)
+    batches = settle(job, args, kwargs, on_stage)
     graph, names = lift_state(job["extract"])
     job.forms["extract"] = graph
     run(job, "alloc", on_stage)
@@ -194,12 +198,18 @@ def _build(job: Job, examples: list[Any] | None) -> Executable:
 
     program, captured = job["schedule"].program, lift_state(job["capture"])[0]
     if examples is None or captured.effects:
-        why = "the program has effects, which running it twice would repeat" if captured.effects else "no example inputs"
+        why = "there are no example inputs" if job.options.verify != "off" else "verify is off"
+        why = "the program has effects, which running it twice would repeat" if captured.effects else why
         job.remarks.append(Remark("missed", "guard", captured.name, f"OpenVINO's results were not compared: {why}"))
         return Executable(program, job.target, (), job.options.threads)
     found = guard(
-        program, job.target, lambda inputs: run_graph(captured, inputs), examples, wide=in_float64(captured),
+        program,
+        job.target,
+        lambda inputs: run_graph(captured, inputs),
+        examples,
+        wide=in_float64(captured),
         threads=job.options.threads,
+        quick=job.options.verify != "full",
     )
     job.remarks.extend(found.remarks)
     return found.executable

@@ -27,7 +27,12 @@ def bools(*shape: int) -> torch.Tensor:
 # Shapes of elementwise operands: scalars, size 1, broadcasting over rank, more than one vector register.
 UNARY = [(), (1,), (7,), (3, 1), (2, 3, 5), (1, 4, 33, 2)]
 BINARY = [
-    ((), ()), ((1,), (1,)), ((5,), ()), ((3, 1), (4,)), ((2, 3, 4), (2, 3, 4)), ((1, 17), (2, 5, 1)),
+    ((), ()),
+    ((1,), (1,)),
+    ((5,), ()),
+    ((3, 1), (4,)),
+    ((2, 3, 4), (2, 3, 4)),
+    ((1, 17), (2, 5, 1)),
     ((2, 1, 3, 9), (4, 1, 9)),
 ]
 
@@ -51,13 +56,25 @@ def elementwise_samples(op: Op) -> Iterator[Sample]:
 
 POSITIVE = {elementwise.log, elementwise.sqrt, elementwise.rsqrt, elementwise.pow_}
 ARITHMETIC = {
-    elementwise.add, elementwise.sub, elementwise.mul, elementwise.div, elementwise.pow_, elementwise.maximum,
+    elementwise.add,
+    elementwise.sub,
+    elementwise.mul,
+    elementwise.div,
+    elementwise.pow_,
+    elementwise.maximum,
     elementwise.minimum,
 }
 NORMED = [(8,), (3, 16), (1, 1, 1), (2, 5, 33), (2, 1, 4, 64)]
 HEADS = [  # batch, heads, key heads, queries, keys, size, value size
-    (1, 1, 1, 1, 1, 1, 1), (2, 4, 4, 4, 4, 8, 8), (1, 8, 8, 8, 8, 8, 8), (1, 8, 2, 8, 8, 16, 16), (2, 6, 3, 5, 7, 4, 9),
-    (1, 4, 1, 1, 9, 8, 8), (0, 4, 4, 3, 3, 8, 8), (0, 6, 2, 5, 5, 4, 4), (1, 2, 2, 33, 33, 16, 16),
+    (1, 1, 1, 1, 1, 1, 1),
+    (2, 4, 4, 4, 4, 8, 8),
+    (1, 8, 8, 8, 8, 8, 8),
+    (1, 8, 2, 8, 8, 16, 16),
+    (2, 6, 3, 5, 7, 4, 9),
+    (1, 4, 1, 1, 9, 8, 8),
+    (0, 4, 4, 3, 3, 8, 8),
+    (0, 6, 2, 5, 5, 4, 4),
+    (1, 2, 2, 33, 33, 16, 16),
 ]
 
 
@@ -118,48 +135,64 @@ def each(*samples: Sample) -> Any:
 
 X = rand(2, 3, 4)
 SAMPLES: dict[Op, Any] = {
-    elementwise.where: lambda: iter([
-        ([bools(3, 4), rand(3, 4), rand(3, 4, seed=1)], ()), ([bools(4), rand(3, 1), 0.0], ()),
-        ([bools(2, 1, 1), -math.inf, rand(5)], ()), ([bools(), rand(), 1.0], ()),
-        ([bools(3), rand(3) > 1, bools(3)], ()),
-    ]),
+    elementwise.where: lambda: iter(
+        [
+            ([bools(3, 4), rand(3, 4), rand(3, 4, seed=1)], ()),
+            ([bools(4), rand(3, 1), 0.0], ()),
+            ([bools(2, 1, 1), -math.inf, rand(5)], ()),
+            ([bools(), rand(), 1.0], ()),
+            ([bools(3), rand(3) > 1, bools(3)], ()),
+        ]
+    ),
     elementwise.clamp: lambda: (
-        ([rand(*s)], b) for s in UNARY for b in [(-0.5, 0.5), (None, 0.1), (0.1, None), (1.0, -1.0)]),
+        ([rand(*s)], b) for s in UNARY for b in [(-0.5, 0.5), (None, 0.1), (0.1, None), (1.0, -1.0)]
+    ),
     elementwise.cast: lambda: (
-        ([x], (t,)) for t in ("f32", "i64", "i32", "bool") for x in [rand(3, 4) * 9, bools(5), torch.arange(-3, 3)]),
-    linalg.matmul: lambda: matmuls(False), linalg.matmul_nt: lambda: matmuls(True),
-    linalg.linear: linears, linalg.linear_bias: lambda: linears(bias=True),
+        ([x], (t,)) for t in ("f32", "i64", "i32", "bool") for x in [rand(3, 4) * 9, bools(5), torch.arange(-3, 3)]
+    ),
+    linalg.matmul: lambda: matmuls(False),
+    linalg.matmul_nt: lambda: matmuls(True),
+    linalg.linear: linears,
+    linalg.linear_bias: lambda: linears(bias=True),
     linalg.embedding: each(([rand(9, 4), torch.tensor([[0, 8], [3, 3]])], ()), ([rand(1, 1), torch.tensor(0)], ())),
-    movement.reshape: each(
-        ([X], ((6, 4),)), ([X], ((1, 24, 1),)), ([rand(1)], ((),)), ([rand()], ((1, 1),))),
+    movement.reshape: each(([X], ((6, 4),)), ([X], ((1, 24, 1),)), ([rand(1)], ((),)), ([rand()], ((1, 1),))),
     movement.permute: each(
-        ([X], ((2, 0, 1),)), ([rand()], ((),)), ([rand(5)], ((0,),)), ([rand(1, 4, 4, 8)], ((0, 2, 1, 3),))),
+        ([X], ((2, 0, 1),)), ([rand()], ((),)), ([rand(5)], ((0,),)), ([rand(1, 4, 4, 8)], ((0, 2, 1, 3),))
+    ),
     movement.swap_last: each(([X], ()), ([rand(1, 5)], ()), ([rand(2, 2, 3, 3)], ())),
     movement.broadcast_to: each(
-        ([rand(3, 1)], ((2, 3, 4),)), ([rand()], ((2,),)), ([rand(1)], ((1, 1),)), ([bools(1, 3)], ((2, 3),))),
+        ([rand(3, 1)], ((2, 3, 4),)), ([rand()], ((2,),)), ([rand(1)], ((1, 1),)), ([bools(1, 3)], ((2, 3),))
+    ),
     movement.slice_: each(
-        ([X], (2, 1, 4, 1)), ([X], (1, 0, 3, 2)), ([rand(1)], (0, 0, 1, 1)), ([rand(7, 2)], (0, 1, 7, 3))),
+        ([X], (2, 1, 4, 1)), ([X], (1, 0, 3, 2)), ([rand(1)], (0, 0, 1, 1)), ([rand(7, 2)], (0, 1, 7, 3))
+    ),
     movement.concat: each(([X, X, rand(2, 1, 4)], (1,)), ([rand(1)], (0,)), ([bools(2), bools(3)], (0,))),
     movement.split: each(([X], ((1, 3), 2)), ([X], ((3,), 1)), ([rand(6)], ((1, 2, 3), 0))),
     **dict.fromkeys(
-        [movement.alias, movement.contiguous, movement.device_move], each(([X], ()), ([rand()], ()), ([bools(3)], ()))),
+        [movement.alias, movement.contiguous, movement.device_move], each(([X], ()), ([rand()], ()), ([bools(3)], ()))
+    ),
     movement.dropout_eval: each(([X], (0.1,))),
     **dict.fromkeys([reduction.sum_, reduction.mean, reduction.amax], reductions),
     composite.softmax: lambda: (
-        ([rand(*s)], ((a,),)) for s, a in [((1,), 0), ((5,), 0), ((2, 33), 1), ((2, 33), 0), ((2, 3, 4, 4), 1)]),
-    composite.layer_norm: lambda: norms(2), composite.rms_norm: lambda: norms(1),
-    composite.add_layer_norm: lambda: norms(2, residual=True), composite.add_rms_norm: lambda: norms(1, residual=True),
+        ([rand(*s)], ((a,),)) for s, a in [((1,), 0), ((5,), 0), ((2, 33), 1), ((2, 33), 0), ((2, 3, 4, 4), 1)]
+    ),
+    composite.layer_norm: lambda: norms(2),
+    composite.rms_norm: lambda: norms(1),
+    composite.add_layer_norm: lambda: norms(2, residual=True),
+    composite.add_rms_norm: lambda: norms(1, residual=True),
     composite.linear_act: lambda: (s for act in composite.ACTIVATIONS for s in linears(act)),
     composite.linear_bias_act: lambda: (s for act in composite.ACTIVATIONS for s in linears(act, bias=True)),
     composite.rotate_half: each(([rand(2)], ()), ([rand(2, 3, 16)], ()), ([rand(1, 4, 4, 8)], ())),
     composite.rope: each(
         ([rand(1, 4, 4, 8), rand(1, 1, 4, 8), rand(1, 1, 4, 8, seed=1)], ()),
         ([rand(3, 2), rand(3, 2), rand(3, 2)], ()),
-        ([rand(2, 3, 5, 16), rand(5, 16), rand(5, 16, seed=1)], ())),
+        ([rand(2, 3, 5, 16), rand(5, 16), rand(5, 16, seed=1)], ()),
+    ),
     composite.repeat_heads: each(([rand(2, 3, 4)], (2,)), ([rand(1, 1, 1)], (1,)), ([rand(2, 2, 5, 3)], (3,))),
     attention.attention: lambda: ((parts, (scale,)) for parts, _, scale in qkv()),
     attention.attention_causal: lambda: ((parts, (scale,)) for parts, _, scale in qkv()),
-    attention.attention_bias: lambda: masked(bias=True), attention.attention_mask: lambda: masked(bias=False),
+    attention.attention_bias: lambda: masked(bias=True),
+    attention.attention_mask: lambda: masked(bias=False),
 }
 
 

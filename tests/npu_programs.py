@@ -82,6 +82,7 @@ def _block(d: Draft, x: int, seen: int, layer: int, tokens: int, heads: int, siz
     qkv_w, qkv_b = weight("qkv.w", width, 3 * width), weight("qkv.b", 3 * width)
     qkv = d.op(linalg.linear_bias, norm(x, "ln1"), qkv_w, qkv_b, attrs=(False,))
     parts = d.op(movement.split, qkv, attrs=((width,) * 3, 2))
+
     def split_heads(index: int) -> int:
         part = d.op(movement.project, parts, attrs=(index,))
         part = d.op(movement.reshape, part, attrs=((1, tokens, heads, size),))

@@ -179,8 +179,10 @@ def test_a_missing_or_resized_or_misaligned_slot_is_caught(seed: int) -> None:
     for arena in allocation.arenas:
         for index, slot in enumerate(arena.slots):
             for broken in (
-                replace(slot, nbytes=slot.nbytes + 4), replace(slot, offset=slot.offset + 4),
-                replace(slot, offset=arena.peak), replace(slot, vreg=arena.slots[index - 1].vreg),
+                replace(slot, nbytes=slot.nbytes + 4),
+                replace(slot, offset=slot.offset + 4),
+                replace(slot, offset=arena.peak),
+                replace(slot, vreg=arena.slots[index - 1].vreg),
             ):
                 if broken != slot:
                     with pytest.raises(CheckError):
@@ -217,7 +219,9 @@ def test_memory_limit_is_a_typed_error() -> None:
 
 
 def test_text_of_a_small_allocation() -> None:
-    assert text(allocate(scheduled(mlp()), NPU)) == """\
+    assert (
+        text(allocate(scheduled(mlp()), NPU))
+        == """\
 alloc @mlp granularity=instr alignment=64 steps=5 peak=8192 bound=8192 virtual=6 physical=3
   arena npu peak=8192 bound=8192 virtual=6 physical=3 strategy=linear_scan
     v0  0x0000..0x0800  [-1,5)  ######.
@@ -227,6 +231,7 @@ alloc @mlp granularity=instr alignment=64 steps=5 peak=8192 bound=8192 virtual=6
     v7  0x1800..0x2000  [3,5)   ....##.
     v8  0x0000..0x0800  [4,6)   .....##
 """
+    )
 
 
 def test_chart_is_at_most_its_width() -> None:

@@ -162,8 +162,10 @@ def test_values_without_elements_run_on_the_host() -> None:
 def test_weights_of_any_layout(layout: str) -> None:
     torch.manual_seed(0)
     w = {
-        "contiguous": torch.randn(40, 24), "transposed": torch.randn(24, 40).t(),
-        "strided": torch.randn(80, 24)[::2], "expanded": torch.randn(24).expand(40, 24),
+        "contiguous": torch.randn(40, 24),
+        "transposed": torch.randn(24, 40).t(),
+        "strided": torch.randn(80, 24)[::2],
+        "expanded": torch.randn(24).expand(40, 24),
     }[layout]
     b, (x,) = graph_of((3, 24))
     weight = b.add(leaves.constant, (), ("w",), TensorType("f32", (40, 24)))

@@ -64,7 +64,10 @@ def break_at(program: Program, positions: Sequence[int], spoil: Callable[[Any, A
 
 
 def attention_graph(
-    heads: int, tokens: int, size: int = 4, op: Op = attention.attention,
+    heads: int,
+    tokens: int,
+    size: int = 4,
+    op: Op = attention.attention,
 ) -> tuple[Graph, list[torch.Tensor]]:
     """q, k and v from linear layers, and the attention's result in [batch, heads, tokens, size]."""
     torch.manual_seed(0)

@@ -85,7 +85,8 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 FLOATY = [
-    op for op in KERNELS
+    op
+    for op in KERNELS
     if (op.traits.elementwise and op not in (elementwise.logical_and, elementwise.logical_or, elementwise.logical_not))
     or op in (reduction.amax, composite.softmax)
 ]

@@ -57,7 +57,11 @@ def test_host_only_kinds_go_to_the_host() -> None:
     program = lower(d.done(unknown), NPU)
     check(program, NPU)
     assert [i.opcode for i in program.instrs] == [
-        "cpu.vector.cast", "cpu.vector.cast", "cpu.vector.gt", "npu.vector.where", "cpu.torch.opaque",
+        "cpu.vector.cast",
+        "cpu.vector.cast",
+        "cpu.vector.gt",
+        "npu.vector.where",
+        "cpu.torch.opaque",
     ]
 
 
@@ -71,7 +75,9 @@ def test_text_round_trips(seed: int) -> None:
 
 
 def test_text_of_a_small_program() -> None:
-    assert text(lower(mlp(), NPU)) == """\
+    assert (
+        text(lower(mlp(), NPU))
+        == """\
 npu @mlp target=openvino-cpu
   input v0 : f32[8,64] npu
   const v1 : f32[128,64] npu fc.weight
@@ -84,6 +90,7 @@ npu @mlp target=openvino-cpu
   v8 = npu.vector.add v0, v7 : f32[8,64]  ; %9 - fc model.py:1
   return v8
 """
+    )
 
 
 def test_text_keeps_awkward_attributes() -> None:
@@ -99,9 +106,18 @@ def test_text_keeps_awkward_attributes() -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("npu @mlp", "nqu @mlp"), ("gelu", "gelux"), ("{transposed=True}", "{transposed=}"), ("{transposed=True}", ""),
-     (": f32[8,64]  ; %9", ": f99[8,64]  ; %9"), ("v8 = ", "v9 = "), ("v4 = ", "v3 = "), ("  return v8\n", ""),
-     ("return v8", "return %8"), ("0.5", "x")],
+    [
+        ("npu @mlp", "nqu @mlp"),
+        ("gelu", "gelux"),
+        ("{transposed=True}", "{transposed=}"),
+        ("{transposed=True}", ""),
+        (": f32[8,64]  ; %9", ": f99[8,64]  ; %9"),
+        ("v8 = ", "v9 = "),
+        ("v4 = ", "v3 = "),
+        ("  return v8\n", ""),
+        ("return v8", "return %8"),
+        ("0.5", "x"),
+    ],
 )
 def test_broken_text_is_refused(old: str, new: str) -> None:
     source = text(lower(mlp(), NPU))
@@ -112,12 +128,14 @@ def test_broken_text_is_refused(old: str, new: str) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "why"),
-    [("v4 = npu.vector.gelu v3", "v4 = npu.vector.gelu v6", "before its definition"),
-     (": f32[8,64]  ; %9", ": f32[8,65]  ; %9", "the op gives"),
-     ("npu.vector.gelu", "npu.norm.gelu", "does not run on unit"),
-     ("v4 = npu.vector.gelu v3", "v4~v3 = npu.vector.gelu v3", "cannot share the buffer"),
-     ("target=openvino-cpu", "target=torch", "is for torch"),
-     ("v0 : f32[8,64] npu", "v0 : f32[8,64] gpu", "lacks")],
+    [
+        ("v4 = npu.vector.gelu v3", "v4 = npu.vector.gelu v6", "before its definition"),
+        (": f32[8,64]  ; %9", ": f32[8,65]  ; %9", "the op gives"),
+        ("npu.vector.gelu", "npu.norm.gelu", "does not run on unit"),
+        ("v4 = npu.vector.gelu v3", "v4~v3 = npu.vector.gelu v3", "cannot share the buffer"),
+        ("target=openvino-cpu", "target=torch", "is for torch"),
+        ("v0 : f32[8,64] npu", "v0 : f32[8,64] gpu", "lacks"),
+    ],
 )
 def test_verifier_rejects(old: str, new: str, why: str) -> None:
     source = text(lower(mlp(), NPU))

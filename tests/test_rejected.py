@@ -14,8 +14,15 @@ from forge_eq.verify.smt import prove
 
 WRONG = list(rejected)
 TRUE_OF_REALS = {  # z3 proves these: only numbers refute them
-    "add_zero", "add_zero_of_any_dtype", "maximum_commutes_to_the_bit", "add_reassociates_to_the_bit", "mul_zero",
-    "sub_self", "div_is_mul_to_the_bit", "scales_merge_without_bound", "where_by_arithmetic",
+    "add_zero",
+    "add_zero_of_any_dtype",
+    "maximum_commutes_to_the_bit",
+    "add_reassociates_to_the_bit",
+    "mul_zero",
+    "sub_self",
+    "div_is_mul_to_the_bit",
+    "scales_merge_without_bound",
+    "where_by_arithmetic",
     "cast_down_and_up",
 }
 

@@ -165,7 +165,12 @@ def test_samples_reach_the_corners() -> None:
 def test_rule_without_instance_is_refused() -> None:
     x, y = Var("x"), Var("y")
     never = build(
-        "mine", "never", to(add(x, y), add(y, x)), doc="Never.", source="axiom", exact="bit",
+        "mine",
+        "never",
+        to(add(x, y), add(y, x)),
+        doc="Never.",
+        source="axiom",
+        exact="bit",
         when=[fact("no", lambda t: False, "x")],
     )[0]
     found = verify_rule(never, "quick")

@@ -133,7 +133,8 @@ def test_every_truncation_is_refused(whole: tuple[Path, Saved, list[torch.Tensor
 
 
 def test_every_flipped_byte_is_refused_or_harmless(
-    whole: tuple[Path, Saved, list[torch.Tensor]], tmp_path: Path,
+    whole: tuple[Path, Saved, list[torch.Tensor]],
+    tmp_path: Path,
 ) -> None:
     path, saved, _ = whole
     content = path.read_bytes()
@@ -200,11 +201,22 @@ def test_a_newer_format_asks_for_an_update(whole: tuple[Path, Saved, list[torch.
 
 @pytest.mark.parametrize(
     ("part", "value"),
-    [("schedule", "nonsense"), ("allocation", "alloc"), ("target", "name = 3"), ("signature", {}), ("pins", ["x"]),
-     ("orders", {}), ("orders", []), ("schedule", None)],
+    [
+        ("schedule", "nonsense"),
+        ("allocation", "alloc"),
+        ("target", "name = 3"),
+        ("signature", {}),
+        ("pins", ["x"]),
+        ("orders", {}),
+        ("orders", []),
+        ("schedule", None),
+    ],
 )
 def test_parts_that_do_not_fit_are_refused(
-    part: str, value: Any, whole: tuple[Path, Saved, list[torch.Tensor]], tmp_path: Path,
+    part: str,
+    value: Any,
+    whole: tuple[Path, Saved, list[torch.Tensor]],
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(FileError, match="does not fit together"):
         load(rewritten(whole[0], tmp_path / "p.forge", **{part: value}))
@@ -235,7 +247,9 @@ def test_an_operator_that_is_not_here_is_named(whole: tuple[Path, Saved, list[to
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(
-    whole: tuple[Path, Saved, list[torch.Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    whole: tuple[Path, Saved, list[torch.Tensor]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "m.forge"
     path.write_bytes(whole[0].read_bytes())
@@ -281,8 +295,13 @@ def test_a_program_without_data_is_refused(whole: tuple[Path, Saved, list[torch.
 def test_values_of_a_signature() -> None:
     spec = pytree.tree_structure(((1, {"a": 2}), OrderedDict(b=3)))
     whole = Signature(
-        ("x", "y"), spec, spec, (("value", 0), ("constant", (1, 2.0, float("inf"), None, "s", True)), ("input", 1)),
-        (WriteBack(1, "input:0"),), ((2, 1.0), (3, 1)), (("s0", 2, None),),
+        ("x", "y"),
+        spec,
+        spec,
+        (("value", 0), ("constant", (1, 2.0, float("inf"), None, "s", True)), ("input", 1)),
+        (WriteBack(1, "input:0"),),
+        ((2, 1.0), (3, 1)),
+        (("s0", 2, None),),
     )
     back = from_json(json.loads(json.dumps(to_json(whole))))
     assert back == whole
@@ -311,5 +330,3 @@ def test_a_weight_that_two_names_share_is_written(tmp_path: Path) -> None:
     save(tmp_path / "s.forge", replace(saved, schedule=replace(saved.schedule, program=replace(program, data=one))))
     found = load(tmp_path / "s.forge").schedule.program.data
     assert torch.equal(found[twins[0]], found[twins[1]])
-
-

@@ -169,8 +169,14 @@ def test_lost_repeated_or_rewired_work_is_caught(seed: int) -> None:
         check(broken((*body, body[at]), (*made.reasons, "again")), selected, NPU)
     for position, instr in enumerate(body):
         types = made.program.vregs
-        other = [v for v in made.program.inputs if instr.reads and v != instr.reads[0]
-                 and types[v].type == types[instr.reads[0]].type and types[v].device == instr.device]
+        other = [
+            v
+            for v in made.program.inputs
+            if instr.reads
+            and v != instr.reads[0]
+            and types[v].type == types[instr.reads[0]].type
+            and types[v].device == instr.device
+        ]
         if other and not instr.is_copy and isinstance(instr.srcs[0], int):
             wrong = replace(instr, srcs=(other[0], *instr.srcs[1:]))
             with pytest.raises(CheckError):
@@ -239,7 +245,10 @@ def test_the_hash_seed_changes_nothing() -> None:
     root = Path(__file__).parents[1]
     runs = [
         subprocess.run(
-            [sys.executable, "-c", SEEDED], capture_output=True, text=True, check=True,
+            [sys.executable, "-c", SEEDED],
+            capture_output=True,
+            text=True,
+            check=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"},
         ).stdout
         for seed in ("1", "2")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import forge_eq
 import trap_cases
 from forge_eq.capture import capture
 from forge_eq.ir.check import check
@@ -46,9 +47,37 @@ def test_all_cases_are_there():
     assert len(trap_cases.names()) == COUNT
 
 
-@pytest.mark.parametrize("name", trap_cases.names())
+def optimised(module: nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> Callable[..., Any]:
+    """Every rule and extraction; torch runs the chosen program."""
+    return forge_eq.optimize(module, args, dynamic_shapes=dynamic_shapes).module
+
+
+def compiled(module: nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> Callable[..., Any]:
+    """The whole pipeline, OpenVINO and the guard included."""
+    return forge_eq.compile(module, args, dynamic_shapes=dynamic_shapes, verify="full")
+
+
+# torch.export alone takes 8 s on its 6,000 nodes: once in the fast tier, through the whole pipeline.
+LONG = {"deep_chain"}
+
+
+def all_cases(*, long: bool) -> list[Any]:
+    return [pytest.param(n, marks=pytest.mark.slow if n in LONG and not long else ()) for n in trap_cases.names()]
+
+
+@pytest.mark.parametrize("name", all_cases(long=False))
 def test_capture_alone_is_right(name):
     assert complaint(name, captured) is None
+
+
+@pytest.mark.parametrize("name", all_cases(long=False))
+def test_optimised_is_right(name):
+    assert complaint(name, optimised) is None
+
+
+@pytest.mark.parametrize("name", all_cases(long=True))
+def test_compiled_is_right(name):
+    assert complaint(name, compiled) is None
 
 
 def test_a_wrong_compiler_is_told():

@@ -133,8 +133,13 @@ class _Machine:
         self.write(sorted(writes), who)
 
     def overlaps(
-        self, instrs: Sequence[Instr], boundary: bool, reads: Sequence[int], places: Sequence[Place],
-        writes: Sequence[int], who: str,
+        self,
+        instrs: Sequence[Instr],
+        boundary: bool,
+        reads: Sequence[int],
+        places: Sequence[Place],
+        writes: Sequence[int],
+        who: str,
     ) -> None:
         """Refuses a write over bytes that the same step reads or writes, unless it is a legal in-place write."""
         taken: list[Place] = []

@@ -44,8 +44,10 @@ def allocate(program: Program, target: Target, granularity: str = INSTR) -> Allo
         arena = _arena(device.name, mine, target.alignment)
         if 0 < device.memory_mib < arena.peak / 2**20:
             raise AllocError(
-                "alloc", device.name, f"{arena.peak} bytes do not fit in {device.memory_mib:g} MiB "
-                f"(at least {arena.bound} are needed)", "use a smaller batch or sequence, or a target with more memory",
+                "alloc",
+                device.name,
+                f"{arena.peak} bytes do not fit in {device.memory_mib:g} MiB (at least {arena.bound} are needed)",
+                "use a smaller batch or sequence, or a target with more memory",
             )
         arenas.append(arena)
     return Allocation(program.name, granularity, target.alignment, len(sequence), tuple(arenas))
@@ -151,6 +153,9 @@ def birth_first(merged: Sequence[Group], alignment: int) -> Offsets:
 
 
 STRATEGIES: tuple[tuple[str, Callable[[Sequence[Group], int], Offsets]], ...] = (
-    ("linear_scan", linear_scan), ("largest_first", largest_first), ("longest_first", longest_first),
-    ("area_first", area_first), ("birth_first", birth_first),
+    ("linear_scan", linear_scan),
+    ("largest_first", largest_first),
+    ("longest_first", longest_first),
+    ("area_first", area_first),
+    ("birth_first", birth_first),
 )

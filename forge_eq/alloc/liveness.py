@@ -93,7 +93,8 @@ def _boundary(program: Program, body: Sequence[Instr], needed: dict[int, int], s
     made = set(whole.writes)
     return Step(
         tuple(r for r in whole.reads if r not in made),
-        tuple(w for w in whole.writes if needed.get(w, -1) >= stop), None,
+        tuple(w for w in whole.writes if needed.get(w, -1) >= stop),
+        None,
     )
 
 
@@ -113,7 +114,8 @@ def intervals(program: Program, sequence: Sequence[Step]) -> list[Interval]:
             death[root] = len(sequence) + 1
     found = [
         Interval(v, program.vregs[v].device, program.vregs[v].nbytes, birth[v], death[v])
-        for v in birth if program.vregs[v].nbytes and v not in constants
+        for v in birth
+        if program.vregs[v].nbytes and v not in constants
     ]
     return sorted(found, key=lambda i: (i.birth, i.vreg))
 
@@ -134,7 +136,10 @@ def groups(program: Program, sequence: Sequence[Step], live: Iterable[Interval])
 
 
 def _overwritten(
-    program: Program, sequence: Sequence[Step], dst: Interval, by_vreg: dict[int, Interval],
+    program: Program,
+    sequence: Sequence[Step],
+    dst: Interval,
+    by_vreg: dict[int, Interval],
 ) -> int | None:
     if dst.birth < 0 or (instr := sequence[dst.birth].instr) is None or instr.op is None:
         return None

@@ -53,24 +53,28 @@ def run_node(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] 
 def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """The values of ``graph.outputs`` for the flat inputs, nodes in order; nothing is written back.
 
-    A value is dropped after its last reader, so the peak is what is live, not what was ever made.
+    A value is dropped after its last reader, and a constant is asked for at each use: the peak is what is live,
+    also where ``graph.constants`` makes its values (float64 weights) on demand.
     """
     left = [len(users) for users in graph.users()]
     for i in graph.outputs:
         left[i] += 1
     values: dict[int, Any] = {}
+
+    def value(i: int) -> Any:
+        node = graph.nodes[i]
+        return graph.constants[node.attrs[0]] if node.op is constant else values[i]
+
     for node in graph.nodes:
         if node.op.leaf == "input":
             values[node.id] = inputs[node.attrs[0]]
-        elif node.op is constant:
-            values[node.id] = graph.constants[node.attrs[0]]
-        else:
-            values[node.id] = run_node(node, [values[i] for i in node.inputs], graph.submodules)
+        elif node.op is not constant:
+            values[node.id] = run_node(node, [value(i) for i in node.inputs], graph.submodules)
         for i in node.inputs:
             left[i] -= 1
             if not left[i]:
                 values.pop(i, None)
-    return tuple(values[i] for i in graph.outputs)
+    return tuple(value(i) for i in graph.outputs)
 
 
 _FUNCTIONS: dict[Op, Callable[..., Any]] = {}

@@ -114,7 +114,7 @@ class CompiledRule:
         want, answer = self.tables
         ask = f'(rule ({" ".join(facts)}) (({want} {key})) :ruleset ask :name "ask {self.rule.id}")'
         fire = (
-            f'(rule ({" ".join(facts)} ({answer} {key} {outs})) ({self._actions(roots)})'
+            f"(rule ({' '.join(facts)} ({answer} {key} {outs})) ({self._actions(roots)})"
             f' :ruleset fire :name "{self.rule.id}")'
         )
         return f"{ask}\n{fire}"
@@ -183,7 +183,8 @@ class CompiledRule:
             return found
         if term not in types:
             attrs = tuple(
-                env[a.name] if isinstance(a, AttrVar) else values[a] if isinstance(a, Computed) else a for a in term.attrs
+                env[a.name] if isinstance(a, AttrVar) else values[a] if isinstance(a, Computed) else a
+                for a in term.attrs
             )
             if not all(fits(kind, value) for (_, kind), value in zip(term.op.attrs, attrs, strict=True)):
                 raise ShapeError("rules", term.op.name, f"attributes {attrs} of the wrong kind", "write 2.0 for 2")

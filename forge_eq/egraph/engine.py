@@ -170,7 +170,9 @@ class Engine:
                 break
         fired = {r.rule.id for r in self.rules}
         return Saturation(
-            stop, rounds, {n: c for n, c in sorted(matches.items()) if n in fired and c},
+            stop,
+            rounds,
+            {n: c for n, c in sorted(matches.items()) if n in fired and c},
             {n: s for n, s in sorted(seconds.items()) if n in fired},
         )
 
@@ -254,7 +256,9 @@ def _one_type(ids: set[int], nodes: list[ENode], graph: Graph) -> Type:
         if not _compatible(first, other):
             rules = sorted({n.rule for n in nodes if n.rule}) or ["no rule"]
             raise UnionError(
-                "saturate", graph.name, f"{first} and {other} met in one class (made by {', '.join(rules)})",
+                "saturate",
+                graph.name,
+                f"{first} and {other} met in one class (made by {', '.join(rules)})",
                 "remove the rule and report it",
             )
     return first
@@ -282,5 +286,3 @@ def engine(rules: RuleSet) -> Engine:
 def saturate(graph: Graph, rules: RuleSet, limits: Limits | None = None) -> EGraphView:
     """Every program that the rules show equal to ``graph``, as one e-graph."""
     return engine(rules).saturate(graph, limits or Limits())
-
-

@@ -57,7 +57,9 @@ class EGraphView:
         return sum(len(c.nodes) for c in self.classes)
 
 
-def number_classes(raw: Mapping[Any, list[tuple[Op, tuple[Any, ...], tuple[Any, ...], str]]], captured: Mapping[Any, int]) -> dict[Any, int]:
+def number_classes(
+    raw: Mapping[Any, list[tuple[Op, tuple[Any, ...], tuple[Any, ...], str]]], captured: Mapping[Any, int]
+) -> dict[Any, int]:
     """Ranks class handles by structure: captured ones by node id, the others in rounds, each round naming
     the classes that have a node over named classes and sorting them by their least such node.
     """

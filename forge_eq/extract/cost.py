@@ -126,5 +126,3 @@ def foldable(cls: EClass, limit: int) -> bool:
 def leaf_of(cls: EClass) -> ENode | None:
     """The leaf that a class is, if it is one: a weight, a number or an argument."""
     return next((n for n in cls.nodes if n.op.leaf), None)
-
-

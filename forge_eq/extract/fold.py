@@ -24,9 +24,7 @@ def fold(graph: Graph, limits: Limits | None = None) -> Graph:
     limit = (limits or Limits()).fold_bytes
     known = constant_nodes(graph)
     wanted = {i for n in graph.nodes if n.id not in known for i in n.inputs} | set(graph.outputs)
-    folded = {
-        i for i in wanted & known if not graph.nodes[i].op.leaf and _small(graph.nodes[i], limit)
-    }
+    folded = {i for i in wanted & known if not graph.nodes[i].op.leaf and _small(graph.nodes[i], limit)}
     if not folded:
         return graph
     values = _evaluate(graph, folded)
@@ -70,8 +68,10 @@ def _evaluate(graph: Graph, folded: set[int]) -> dict[int, Any]:
     values: dict[int, Any] = {}
     for i in sorted(needed):
         node = graph.nodes[i]
-        values[i] = graph.constants[node.attrs[0]] if node.op is constant else run_node(
-            node, [values[k] for k in node.inputs], graph.submodules
+        values[i] = (
+            graph.constants[node.attrs[0]]
+            if node.op is constant
+            else run_node(node, [values[k] for k in node.inputs], graph.submodules)
         )
         for source in node.inputs:
             left[source] -= 1

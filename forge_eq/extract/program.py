@@ -51,9 +51,7 @@ def problem_of(view: EGraphView, graph: Graph, cost: FusionGain, limits: Limits)
     return Problem(tuple(classes), tuple(roots))
 
 
-def _alternative(
-    node: ENode, view: EGraphView, out: Type, cost: FusionGain, leaves: Sequence[ENode | None]
-) -> Choice:
+def _alternative(node: ENode, view: EGraphView, out: Type, cost: FusionGain, leaves: Sequence[ENode | None]) -> Choice:
     children = tuple(c for c in node.children if leaves[c] is None)
     # The key tells alternatives of equal cost apart by structure: captured ones first, then by what they read.
     key = (bool(node.rule), node.op.name, repr(node.attrs), node.children)

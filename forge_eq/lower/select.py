@@ -80,11 +80,16 @@ class _Selector:
         for node in self.graph.nodes:
             self.parts.append(self.visit(node))
         program = Program(
-            name=self.graph.name, target=self.target.name, vregs=tuple(self.vregs),
+            name=self.graph.name,
+            target=self.target.name,
+            vregs=tuple(self.vregs),
             inputs=tuple(v for _, v in sorted(self.inputs)),
             constants=tuple((v, name) for name, v in self.constants.items()),
-            instrs=tuple(self.instrs), outputs=tuple(self.output(i) for i in self.graph.outputs),
-            data=self.graph.constants, submodules=self.graph.submodules, signature=self.graph.signature,
+            instrs=tuple(self.instrs),
+            outputs=tuple(self.output(i) for i in self.graph.outputs),
+            data=self.graph.constants,
+            submodules=self.graph.submodules,
+            signature=self.graph.signature,
         )
         return home_leaves(program, self.target.host)
 
@@ -124,7 +129,9 @@ class _Selector:
         if not isinstance(part, int):
             node = self.graph.nodes[node_id]
             raise LowerError(
-                "lower", f"%{node_id} {node.op.name}", f"an output of type {node.type} has no register",
+                "lower",
+                f"%{node_id} {node.op.name}",
+                f"an output of type {node.type} has no register",
                 "return tensors or host numbers; select one part of a multi-output value",
             )
         return part
@@ -133,7 +140,9 @@ class _Selector:
         parts = node.type.items if isinstance(node.type, TupleType) else (node.type,)
         if any(isinstance(t, TensorType) and not t.static for t in parts) or _symbolic(node.attrs):
             raise LowerError(
-                "lower", f"%{node.id} {node.op.name}", f"{node.type} {node.attrs} has an unknown size",
+                "lower",
+                f"%{node.id} {node.op.name}",
+                f"{node.type} {node.attrs} has an unknown size",
                 "compile specialises shapes first: pass concrete example inputs, or max_size",
             )
 

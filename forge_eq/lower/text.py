@@ -157,8 +157,13 @@ class _Reader:
         if sorted(self.vregs) != list(range(len(self.vregs))):
             last.fail("register numbers have gaps", "number registers from v0 up")
         return Program(
-            name=self.name, target=self.target, vregs=tuple(self.vregs[i] for i in range(len(self.vregs))),
-            inputs=tuple(self.inputs), constants=tuple(self.constants), instrs=tuple(self.instrs), outputs=self.outputs,
+            name=self.name,
+            target=self.target,
+            vregs=tuple(self.vregs[i] for i in range(len(self.vregs))),
+            inputs=tuple(self.inputs),
+            constants=tuple(self.constants),
+            instrs=tuple(self.instrs),
+            outputs=self.outputs,
         )
 
 

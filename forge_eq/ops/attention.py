@@ -117,8 +117,17 @@ def _fused(q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any = None)
 
 
 def _import(
-    imp: aten.Importer, op: Op, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False,
+    imp: aten.Importer,
+    op: Op,
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
 ) -> aten.Ref:
     tq = aten.tensor(imp, q)
     aten.need(dropout_p == 0.0 and tq.dtype in ("f32", "f64") and tq.rank in (3, 4), "this attention")
@@ -134,33 +143,53 @@ def _import(
 
 
 attention = op(
-    "attention(q, k, v; scale: float) -> y", "softmax(q k' scale) v.", shape=_shape,
+    "attention(q, k, v; scale: float) -> y",
+    "softmax(q k' scale) v.",
+    shape=_shape,
     aten={"aten.scaled_dot_product_attention.default": _import},
     define=lambda q, k, v, scale: _weighted(q, k, _scores(q, k, scale), v),
-    torch=lambda q, k, v, scale: _fused(q, k, v, scale, False), traits=INEXACT, cost=COST,
+    torch=lambda q, k, v, scale: _fused(q, k, v, scale, False),
+    traits=INEXACT,
+    cost=COST,
     kernel=Kernel("attention", lambda g, q, k, v, scale: g.attention(q, k, v, scale)),
 )
 attention_causal = op(
-    "attention_causal(q, k, v; scale: float) -> y", "Attention where query i looks at keys 0 to i.", shape=_shape,
+    "attention_causal(q, k, v; scale: float) -> y",
+    "Attention where query i looks at keys 0 to i.",
+    shape=_shape,
     torch=lambda q, k, v, scale: _fused(q, k, v, scale, True),
-    ref=lambda xp, q, k, v, scale: _reference_causal(xp, q, k, v, scale), traits=INEXACT, cost=COST,
+    ref=lambda xp, q, k, v, scale: _reference_causal(xp, q, k, v, scale),
+    traits=INEXACT,
+    cost=COST,
     kernel=Kernel("attention", lambda g, q, k, v, scale: g.attention(q, k, v, scale, causal=True)),
 )
 attention_bias = op(
-    "attention_bias(q, k, v, bias; scale: float, empty: str) -> y", "softmax(q k' scale + bias) v.", shape=_bias_shape,
+    "attention_bias(q, k, v, bias; scale: float, empty: str) -> y",
+    "softmax(q k' scale + bias) v.",
+    shape=_bias_shape,
     ref=lambda xp, q, k, v, bias, scale, empty: _reference(xp, q, k, v, lambda s: s + bias, scale, empty),
     define=lambda q, k, v, bias, scale, empty: _weighted(q, k, add(_scores(q, k, scale), bias), v),
-    torch=_run_bias, traits=INEXACT, cost=COST,
-    kernel=Kernel("attention", lambda g, q, k, v, bias, scale, empty: g.attention(q, k, v, scale, bias=bias, empty=empty)),
+    torch=_run_bias,
+    traits=INEXACT,
+    cost=COST,
+    kernel=Kernel(
+        "attention", lambda g, q, k, v, bias, scale, empty: g.attention(q, k, v, scale, bias=bias, empty=empty)
+    ),
 )
 attention_mask = op(
-    "attention_mask(q, k, v, mask; scale: float, empty: str) -> y", "Attention to the keys where mask holds.",
+    "attention_mask(q, k, v, mask; scale: float, empty: str) -> y",
+    "Attention to the keys where mask holds.",
     shape=_mask_shape,
     ref=lambda xp, q, k, v, mask, scale, empty: _reference(
-        xp, q, k, v, lambda s: xp.where(mask, s, -math.inf), scale, empty),
+        xp, q, k, v, lambda s: xp.where(mask, s, -math.inf), scale, empty
+    ),
     define=lambda q, k, v, mask, scale, empty: _weighted(q, k, where(mask, _scores(q, k, scale), -math.inf), v),
-    torch=_run_mask, traits=INEXACT, cost=COST,
-    kernel=Kernel("attention", lambda g, q, k, v, mask, scale, empty: g.attention(q, k, v, scale, mask=mask, empty=empty)),
+    torch=_run_mask,
+    traits=INEXACT,
+    cost=COST,
+    kernel=Kernel(
+        "attention", lambda g, q, k, v, mask, scale, empty: g.attention(q, k, v, scale, mask=mask, empty=empty)
+    ),
 )
 
 

@@ -36,26 +36,49 @@ def _gelu(imp: aten.Importer, op: Op, x: Any, *, approximate: str = "none") -> a
 
 
 gelu = op(
-    "gelu(x) -> y", "x times the normal distribution function of x.", shape=shapes.floating(),
-    define=lambda x: mul(mul(x, 0.5), add(erf(mul(x, 0.7071067811865476)), 1.0)), recognise=True, torch=F.gelu, traits=SMOOTH,
-    cost=_per_element(20), kernel=Kernel("vector", lambda g, x: g.gelu(x, "erf")),
+    "gelu(x) -> y",
+    "x times the normal distribution function of x.",
+    shape=shapes.floating(),
+    define=lambda x: mul(mul(x, 0.5), add(erf(mul(x, 0.7071067811865476)), 1.0)),
+    recognise=True,
+    torch=F.gelu,
+    traits=SMOOTH,
+    cost=_per_element(20),
+    kernel=Kernel("vector", lambda g, x: g.gelu(x, "erf")),
 )
 gelu_tanh = op(
-    "gelu_tanh(x) -> y", "The tanh approximation of gelu.", shape=shapes.floating(), aten={"aten.gelu.default": _gelu},
-    define=lambda x: mul(
-        mul(x, 0.5), add(tanh(mul(add(x, mul(pow_(x, 3.0), 0.044715)), 0.7978845608028654)), 1.0)
-    ),
-    recognise=True, torch=lambda x: F.gelu(x, approximate="tanh"), traits=SMOOTH, cost=_per_element(20),
+    "gelu_tanh(x) -> y",
+    "The tanh approximation of gelu.",
+    shape=shapes.floating(),
+    aten={"aten.gelu.default": _gelu},
+    define=lambda x: mul(mul(x, 0.5), add(tanh(mul(add(x, mul(pow_(x, 3.0), 0.044715)), 0.7978845608028654)), 1.0)),
+    recognise=True,
+    torch=lambda x: F.gelu(x, approximate="tanh"),
+    traits=SMOOTH,
+    cost=_per_element(20),
     kernel=Kernel("vector", lambda g, x: g.gelu(x, "tanh")),
 )
 silu = op(
-    "silu(x) -> y", "x times its sigmoid.", shape=shapes.floating(), aten={"aten.silu.default": aten.unary},
-    define=lambda x: mul(x, sigmoid(x)), recognise=True, torch=F.silu, traits=SMOOTH, cost=_per_element(12),
+    "silu(x) -> y",
+    "x times its sigmoid.",
+    shape=shapes.floating(),
+    aten={"aten.silu.default": aten.unary},
+    define=lambda x: mul(x, sigmoid(x)),
+    recognise=True,
+    torch=F.silu,
+    traits=SMOOTH,
+    cost=_per_element(12),
     kernel=Kernel("vector", lambda g, x: g.swish(x)),
 )
 swiglu = op(
-    "swiglu(gate, up) -> y", "silu(gate) * up.", shape=shapes.broadcast_float, define=lambda gate, up: mul(silu(gate), up),
-    recognise=True, torch=lambda gate, up: F.silu(gate) * up, traits=SMOOTH, cost=_per_element(13),
+    "swiglu(gate, up) -> y",
+    "silu(gate) * up.",
+    shape=shapes.broadcast_float,
+    define=lambda gate, up: mul(silu(gate), up),
+    recognise=True,
+    torch=lambda gate, up: F.silu(gate) * up,
+    traits=SMOOTH,
+    cost=_per_element(13),
     kernel=Kernel("vector", lambda g, gate, up: g.multiply(g.swish(gate), up)),
 )
 
@@ -69,15 +92,22 @@ def _softmax(imp: aten.Importer, op: Op, x: Any, dim: int, dtype: Any = None) ->
 
 
 def _one_axis(types: Any, attrs: Any) -> TensorType:
-    shapes.require(types[0].dtype in FLOATS and len(attrs[0]) == 1 and 0 <= attrs[0][0] < types[0].rank, "one axis is due")
+    shapes.require(
+        types[0].dtype in FLOATS and len(attrs[0]) == 1 and 0 <= attrs[0][0] < types[0].rank, "one axis is due"
+    )
     return TensorType(types[0].dtype, types[0].shape)
 
 
 softmax = op(
-    "softmax(x; axes: ints) -> y", "Exponentials normalised along one axis, shifted for stability.", shape=_one_axis,
+    "softmax(x; axes: ints) -> y",
+    "Exponentials normalised along one axis, shifted for stability.",
+    shape=_one_axis,
     aten=dict.fromkeys(["aten.softmax.int", "aten._softmax.default"], _softmax),
     define=lambda x, axes: div(exp(sub(x, amax(x, axes, True))), sum_(exp(sub(x, amax(x, axes, True))), axes, True)),
-    recognise=True, torch=lambda x, axes: torch.softmax(x, axes[0]), traits=INEXACT, cost=_per_element(12),
+    recognise=True,
+    torch=lambda x, axes: torch.softmax(x, axes[0]),
+    traits=INEXACT,
+    cost=_per_element(12),
     kernel=Kernel("vector", lambda g, x, axes: g.softmax(x, axes[0])),
 )
 
@@ -86,13 +116,17 @@ softmax = op(
 
 def _norm_shape(types: Any, attrs: Any) -> TensorType:
     x, axes = types[0], attrs[0]
-    shapes.require(x.dtype in FLOATS and x.rank > 0 and tuple(axes) == (x.rank - 1,), "a norm over the last axis is due")
+    shapes.require(
+        x.dtype in FLOATS and x.rank > 0 and tuple(axes) == (x.rank - 1,), "a norm over the last axis is due"
+    )
     for t in types[1:]:
         shapes.require(t.dtype == x.dtype and t.shape == (x.shape[-1],), f"a gain of type {t}")
     return TensorType(x.dtype, x.shape)
 
 
-def _layer_norm(imp: aten.Importer, op: Op, x: Any, shape: Any, w: Any = None, b: Any = None, eps: float = 1e-5, *rest: Any) -> aten.Ref:
+def _layer_norm(
+    imp: aten.Importer, op: Op, x: Any, shape: Any, w: Any = None, b: Any = None, eps: float = 1e-5, *rest: Any
+) -> aten.Ref:
     t = aten.tensor(imp, x)
     aten.need(len(shape) == 1 and t.dtype in ("f32", "f64"), "a norm over several axes")
     aten.need(isinstance(w, aten.Ref) and isinstance(b, aten.Ref), "a norm without gain or bias")
@@ -107,12 +141,17 @@ def _centred(x: Any, axes: Any) -> Any:
 NORM = _per_element(10, "norm")
 
 layer_norm = op(
-    "layer_norm(x, w, b; axes: ints, eps: float) -> y", "Zero mean and unit variance along the last axis, then gain and bias.",
-    shape=_norm_shape, aten={"aten.layer_norm.default": _layer_norm},
+    "layer_norm(x, w, b; axes: ints, eps: float) -> y",
+    "Zero mean and unit variance along the last axis, then gain and bias.",
+    shape=_norm_shape,
+    aten={"aten.layer_norm.default": _layer_norm},
     define=lambda x, w, b, axes, eps: add(
         mul(mul(_centred(x, axes), rsqrt(add(mean(pow_(_centred(x, axes), 2.0), axes, True), eps))), w), b
     ),
-    recognise=True, torch=lambda x, w, b, axes, eps: F.layer_norm(x, x.shape[-1:], w, b, eps), traits=INEXACT, cost=NORM,
+    recognise=True,
+    torch=lambda x, w, b, axes, eps: F.layer_norm(x, x.shape[-1:], w, b, eps),
+    traits=INEXACT,
+    cost=NORM,
     kernel=Kernel("norm", lambda g, x, w, b, axes, eps: g.add(g.multiply(g.mvn(x, axes, eps), w), b)),
 )
 
@@ -122,10 +161,15 @@ def _rms(x: torch.Tensor, w: torch.Tensor, axes: Any, eps: float) -> torch.Tenso
 
 
 rms_norm = op(
-    "rms_norm(x, w; axes: ints, eps: float) -> y", "x over its root mean square along the last axis, times a gain.",
+    "rms_norm(x, w; axes: ints, eps: float) -> y",
+    "x over its root mean square along the last axis, times a gain.",
     shape=_norm_shape,
-    define=lambda x, w, axes, eps: mul(w, mul(x, rsqrt(add(mean(pow_(x, 2.0), axes, True), eps)))), recognise=True, torch=_rms,
-    traits=INEXACT, cost=NORM, kernel=Kernel("norm", lambda g, x, w, axes, eps: g.rms_norm(x, w, axes, eps)),
+    define=lambda x, w, axes, eps: mul(w, mul(x, rsqrt(add(mean(pow_(x, 2.0), axes, True), eps)))),
+    recognise=True,
+    torch=_rms,
+    traits=INEXACT,
+    cost=NORM,
+    kernel=Kernel("norm", lambda g, x, w, axes, eps: g.rms_norm(x, w, axes, eps)),
 )
 
 
@@ -137,23 +181,35 @@ def _sum_and_norm(types: Any, attrs: Any) -> TupleType:
 
 
 add_layer_norm = op(
-    "add_layer_norm(x, r, w, b; axes: ints, eps: float) -> *ys", "A residual sum and its layer norm, both in one pass.",
-    shape=_sum_and_norm, define=lambda x, r, w, b, axes, eps: (add(x, r), layer_norm(add(x, r), w, b, axes, eps)),
-    torch=lambda x, r, w, b, axes, eps: (s := x + r, F.layer_norm(s, s.shape[-1:], w, b, eps)), traits=INEXACT, cost=NORM,
-    kernel=Kernel("norm", lambda g, x, r, w, b, axes, eps: (s := g.add(x, r), g.add(g.multiply(g.mvn(s, axes, eps), w), b))),
+    "add_layer_norm(x, r, w, b; axes: ints, eps: float) -> *ys",
+    "A residual sum and its layer norm, both in one pass.",
+    shape=_sum_and_norm,
+    define=lambda x, r, w, b, axes, eps: (add(x, r), layer_norm(add(x, r), w, b, axes, eps)),
+    torch=lambda x, r, w, b, axes, eps: (s := x + r, F.layer_norm(s, s.shape[-1:], w, b, eps)),
+    traits=INEXACT,
+    cost=NORM,
+    kernel=Kernel(
+        "norm", lambda g, x, r, w, b, axes, eps: (s := g.add(x, r), g.add(g.multiply(g.mvn(s, axes, eps), w), b))
+    ),
 )
 add_rms_norm = op(
-    "add_rms_norm(x, r, w; axes: ints, eps: float) -> *ys", "A residual sum and its root-mean-square norm, both in one pass.",
-    shape=_sum_and_norm, define=lambda x, r, w, axes, eps: (add(x, r), rms_norm(add(x, r), w, axes, eps)),
-    torch=lambda x, r, w, axes, eps: (s := x + r, _rms(s, w, axes, eps)), traits=INEXACT, cost=NORM,
+    "add_rms_norm(x, r, w; axes: ints, eps: float) -> *ys",
+    "A residual sum and its root-mean-square norm, both in one pass.",
+    shape=_sum_and_norm,
+    define=lambda x, r, w, axes, eps: (add(x, r), rms_norm(add(x, r), w, axes, eps)),
+    torch=lambda x, r, w, axes, eps: (s := x + r, _rms(s, w, axes, eps)),
+    traits=INEXACT,
+    cost=NORM,
     kernel=Kernel("norm", lambda g, x, r, w, axes, eps: (s := g.add(x, r), g.rms_norm(s, w, axes, eps))),
 )
 
 # ---------------------------------------------------------------------------------------- linear + activation
 
 ACTIVATIONS: dict[str, tuple[Op, Callable[..., Any]]] = {
-    "relu": (relu_op, lambda g, x: g.relu(x)), "gelu": (gelu, lambda g, x: g.gelu(x, "erf")),
-    "gelu_tanh": (gelu_tanh, lambda g, x: g.gelu(x, "tanh")), "silu": (silu, lambda g, x: g.swish(x)),
+    "relu": (relu_op, lambda g, x: g.relu(x)),
+    "gelu": (gelu, lambda g, x: g.gelu(x, "erf")),
+    "gelu_tanh": (gelu_tanh, lambda g, x: g.gelu(x, "tanh")),
+    "silu": (silu, lambda g, x: g.swish(x)),
     "tanh": (tanh, lambda g, x: g.tanh(x)),
 }  # name as an attribute -> (op, OpenVINO nodes)
 
@@ -165,15 +221,23 @@ def _run_act(act: str, x: torch.Tensor) -> Any:
 
 
 linear_act = op(
-    "linear_act(x, w; transposed: bool, act: str) -> y", "A linear layer and an activation in one kernel.", shape=shapes.linear,
+    "linear_act(x, w; transposed: bool, act: str) -> y",
+    "A linear layer and an activation in one kernel.",
+    shape=shapes.linear,
     define=lambda x, w, t, act: ACTIVATIONS[act][0](linear(x, w, t)),
-    torch=lambda x, w, t, act: _run_act(act, F.linear(x, _tw(w, t))), traits=INEXACT, cost=MATMUL,
+    torch=lambda x, w, t, act: _run_act(act, F.linear(x, _tw(w, t))),
+    traits=INEXACT,
+    cost=MATMUL,
     kernel=Kernel("matmul", lambda g, x, w, t, act: ACTIVATIONS[act][1](g, g.matmul(x, w, False, t))),
 )
 linear_bias_act = op(
-    "linear_bias_act(x, w, b; transposed: bool, act: str) -> y", "A linear layer with bias and an activation in one kernel.",
-    shape=shapes.linear, define=lambda x, w, b, t, act: ACTIVATIONS[act][0](linear_bias(x, w, b, t)),
-    torch=lambda x, w, b, t, act: _run_act(act, F.linear(x, _tw(w, t), b)), traits=INEXACT, cost=MATMUL,
+    "linear_bias_act(x, w, b; transposed: bool, act: str) -> y",
+    "A linear layer with bias and an activation in one kernel.",
+    shape=shapes.linear,
+    define=lambda x, w, b, t, act: ACTIVATIONS[act][0](linear_bias(x, w, b, t)),
+    torch=lambda x, w, b, t, act: _run_act(act, F.linear(x, _tw(w, t), b)),
+    traits=INEXACT,
+    cost=MATMUL,
     kernel=Kernel("matmul", lambda g, x, w, b, t, act: ACTIVATIONS[act][1](g, g.add(g.matmul(x, w, False, t), b))),
 )
 
@@ -199,13 +263,25 @@ def _rotate(x: torch.Tensor) -> torch.Tensor:
 
 
 rotate_half = op(
-    "rotate_half(x) -> y", "The halves of the last axis exchanged, the second one negated.", shape=_rotate_shape,
+    "rotate_half(x) -> y",
+    "The halves of the last axis exchanged, the second one negated.",
+    shape=_rotate_shape,
     define=lambda x: concat(
-        neg(slice_(x, compute(lambda t: half(t)[0], x), compute(lambda t: half(t)[1], x), compute(lambda t: half(t)[2], x), 1)),
+        neg(
+            slice_(
+                x,
+                compute(lambda t: half(t)[0], x),
+                compute(lambda t: half(t)[1], x),
+                compute(lambda t: half(t)[2], x),
+                1,
+            )
+        ),
         slice_(x, compute(lambda t: half(t)[0], x), 0, compute(lambda t: half(t)[1], x), 1),
         compute(lambda t: half(t)[0], x),
     ),
-    torch=_rotate, cost=_per_element(1, "movement"), kernel=Kernel("move", lambda g, x: g.rotate_half(x)),
+    torch=_rotate,
+    cost=_per_element(1, "movement"),
+    kernel=Kernel("move", lambda g, x: g.rotate_half(x)),
 )
 
 
@@ -219,9 +295,14 @@ def _rope_shape(types: Any, attrs: Any) -> TensorType:
 
 
 rope = op(
-    "rope(x, cos, sin) -> y", "Rotary position embedding by halves: x cos + rotate_half(x) sin.", shape=_rope_shape,
-    define=lambda x, cos, sin: add(mul(x, cos), mul(rotate_half(x), sin)), recognise=True,
-    torch=lambda x, cos, sin: x * cos + _rotate(x) * sin, traits=INEXACT, cost=_per_element(4),
+    "rope(x, cos, sin) -> y",
+    "Rotary position embedding by halves: x cos + rotate_half(x) sin.",
+    shape=_rope_shape,
+    define=lambda x, cos, sin: add(mul(x, cos), mul(rotate_half(x), sin)),
+    recognise=True,
+    torch=lambda x, cos, sin: x * cos + _rotate(x) * sin,
+    traits=INEXACT,
+    cost=_per_element(4),
     kernel=Kernel("vector", lambda g, x, cos, sin: g.add(g.multiply(x, cos), g.multiply(g.rotate_half(x), sin))),
 )
 
@@ -237,11 +318,14 @@ def _spread(x: TensorType, n: int) -> tuple[Any, ...]:
 
 
 repeat_heads = op(
-    "repeat_heads(x; n: int) -> y", "Every head n times in a row: [.., h, t, d] to [.., h n, t, d].", shape=_repeat_shape,
+    "repeat_heads(x; n: int) -> y",
+    "Every head n times in a row: [.., h, t, d] to [.., h n, t, d].",
+    shape=_repeat_shape,
     define=lambda x, n: reshape(
-        broadcast_to(
-            reshape(x, compute(lambda t: _spread(t, 1), x)), compute(lambda t, n: _spread(t, n), x, n)),
-        compute(lambda t, n: _repeat_shape([t], [n]).shape, x, n)),
-    torch=lambda x, n: x.repeat_interleave(n, -3), cost=_per_element(0, "movement"),
+        broadcast_to(reshape(x, compute(lambda t: _spread(t, 1), x)), compute(lambda t, n: _spread(t, n), x, n)),
+        compute(lambda t, n: _repeat_shape([t], [n]).shape, x, n),
+    ),
+    torch=lambda x, n: x.repeat_interleave(n, -3),
+    cost=_per_element(0, "movement"),
     kernel=Kernel("move", lambda g, x, n: g.repeat_heads(x, n)),
 )

@@ -11,11 +11,17 @@ from forge_eq.ops.shapes import given
 from forge_eq.ops.spec import Cost, Traits, op
 
 opaque = op(
-    "opaque(*xs; target: str, args: str) -> y", "A pure call of target that torch executes.", shape=given,
-    traits=Traits(exact=False), cost=Cost(cost_class="opaque"),
+    "opaque(*xs; target: str, args: str) -> y",
+    "A pure call of target that torch executes.",
+    shape=given,
+    traits=Traits(exact=False),
+    cost=Cost(cost_class="opaque"),
 )
 opaque_effect = op(
     "opaque_effect(*xs; target: str, args: str, token: int) -> y",
     "A call with an effect (random numbers, an assertion, a write): never merged, never dropped, kept in order.",
-    shape=given, effectful=True, traits=Traits(exact=False), cost=Cost(cost_class="opaque"),
+    shape=given,
+    effectful=True,
+    traits=Traits(exact=False),
+    cost=Cost(cost_class="opaque"),
 )

@@ -28,16 +28,25 @@ def _matmul(imp: aten.Importer, op: Op, a: Any, b: Any) -> aten.Ref:
 
 
 matmul = op(
-    "matmul(a, b) -> y", "The matrix product over the last two axes, leading axes broadcast.", shape=shapes.matmul,
+    "matmul(a, b) -> y",
+    "The matrix product over the last two axes, leading axes broadcast.",
+    shape=shapes.matmul,
     aten=dict.fromkeys(["aten.matmul.default", "aten.mm.default", "aten.bmm.default"], _matmul),
-    ref=lambda xp, a, b: xp.matmul(a, b), torch=torch.matmul, traits=INEXACT, cost=MATMUL,
+    ref=lambda xp, a, b: xp.matmul(a, b),
+    torch=torch.matmul,
+    traits=INEXACT,
+    cost=MATMUL,
     kernel=Kernel("matmul", lambda g, a, b: g.matmul(a, b, False, False)),
 )
 matmul_nt = op(
-    "matmul_nt(a, b) -> y", "a times the transpose of b, as one kernel.",
+    "matmul_nt(a, b) -> y",
+    "a times the transpose of b, as one kernel.",
     shape=lambda types, attrs: shapes.matmul([types[0], shapes.swapped(types[1:], ())], ()),
-    ref=lambda xp, a, b: xp.matmul(a, xp.swapaxes(b, -1, -2)), torch=lambda a, b: torch.matmul(a, b.transpose(-1, -2)),
-    traits=INEXACT, cost=MATMUL, kernel=Kernel("matmul", lambda g, a, b: g.matmul(a, b, False, True)),
+    ref=lambda xp, a, b: xp.matmul(a, xp.swapaxes(b, -1, -2)),
+    torch=lambda a, b: torch.matmul(a, b.transpose(-1, -2)),
+    traits=INEXACT,
+    cost=MATMUL,
+    kernel=Kernel("matmul", lambda g, a, b: g.matmul(a, b, False, True)),
 )
 
 
@@ -67,14 +76,26 @@ def _addmm(imp: aten.Importer, op: Op, b: Any, x: Any, w: Any, *, beta: Any = 1,
 
 
 linear = op(
-    "linear(x, w; transposed: bool) -> y", "x times a weight [k, n], or [n, k] when transposed.", shape=shapes.linear,
-    aten={"aten.linear.default": _linear}, ref=lambda xp, x, w, t: xp.matmul(x, _w(xp, w, t)), torch=_mm,
-    traits=INEXACT, cost=MATMUL, kernel=Kernel("matmul", lambda g, x, w, t: g.matmul(x, w, False, t)),
+    "linear(x, w; transposed: bool) -> y",
+    "x times a weight [k, n], or [n, k] when transposed.",
+    shape=shapes.linear,
+    aten={"aten.linear.default": _linear},
+    ref=lambda xp, x, w, t: xp.matmul(x, _w(xp, w, t)),
+    torch=_mm,
+    traits=INEXACT,
+    cost=MATMUL,
+    kernel=Kernel("matmul", lambda g, x, w, t: g.matmul(x, w, False, t)),
 )
 linear_bias = op(
-    "linear_bias(x, w, b; transposed: bool) -> y", "A linear layer with bias.", shape=shapes.linear,
-    aten={"aten.addmm.default": _addmm}, define=lambda x, w, b, t: add(linear(x, w, t), b), recognise=True,
-    torch=lambda x, w, b, t: F.linear(x, _tw(w, t), b), traits=INEXACT, cost=MATMUL,
+    "linear_bias(x, w, b; transposed: bool) -> y",
+    "A linear layer with bias.",
+    shape=shapes.linear,
+    aten={"aten.addmm.default": _addmm},
+    define=lambda x, w, b, t: add(linear(x, w, t), b),
+    recognise=True,
+    torch=lambda x, w, b, t: F.linear(x, _tw(w, t), b),
+    traits=INEXACT,
+    cost=MATMUL,
     kernel=Kernel("matmul", lambda g, x, w, b, t: g.add(g.matmul(x, w, False, t), b)),
 )
 
@@ -91,9 +112,13 @@ def _embedding(imp: aten.Importer, op: Op, table: Any, ids: Any, *rest: Any, **k
 
 
 embedding = op(
-    "embedding(table, ids) -> y", "Rows of table by index; an index out of range is an error at run time.",
-    shape=_embedding_shape, aten={"aten.embedding.default": _embedding},
-    ref=lambda xp, table, ids: table[ids], torch=lambda table, ids: F.embedding(ids, table),
-    traits=Traits(gather=True), cost=Cost(flops=lambda i, a, o: 0.0, bytes=lambda i, a, o: 2.0 * (o.nbytes or 1), cost_class="gather"),
+    "embedding(table, ids) -> y",
+    "Rows of table by index; an index out of range is an error at run time.",
+    shape=_embedding_shape,
+    aten={"aten.embedding.default": _embedding},
+    ref=lambda xp, table, ids: table[ids],
+    torch=lambda table, ids: F.embedding(ids, table),
+    traits=Traits(gather=True),
+    cost=Cost(flops=lambda i, a, o: 0.0, bytes=lambda i, a, o: 2.0 * (o.nbytes or 1), cost_class="gather"),
     kernel=Kernel("gather", lambda g, table, ids: g.gather(table, ids, g.i64(0))),
 )

@@ -26,12 +26,28 @@ MOVE = Cost(flops=lambda i, a, o: 0.0, cost_class="movement")
 VIEW = Cost(flops=lambda i, a, o: 0.0, bytes=lambda i, a, o: 0.0, cost_class="view")
 
 reshape = op(
-    "reshape(x; shape: ints) -> y", "The same elements in row-major order under another shape.", shape=reshaped,
+    "reshape(x; shape: ints) -> y",
+    "The same elements in row-major order under another shape.",
+    shape=reshaped,
     aten=dict.fromkeys(
-        ["aten.view.default", "aten.reshape.default", "aten.unsqueeze.default", "aten.squeeze.default", "aten.squeeze.dim",
-         "aten.squeeze.dims", "aten.flatten.using_ints", "aten.unflatten.int", "aten._unsafe_view.default"], aten.to_shape),
-    ref=lambda xp, x, shape: xp.reshape(x, shape), torch=lambda x, shape: x.reshape(shape),
-    traits=Traits(view=True), cost=VIEW, kernel=Kernel("move", lambda g, x, shape: g.reshape(x, g.i64(shape), False)),
+        [
+            "aten.view.default",
+            "aten.reshape.default",
+            "aten.unsqueeze.default",
+            "aten.squeeze.default",
+            "aten.squeeze.dim",
+            "aten.squeeze.dims",
+            "aten.flatten.using_ints",
+            "aten.unflatten.int",
+            "aten._unsafe_view.default",
+        ],
+        aten.to_shape,
+    ),
+    ref=lambda xp, x, shape: xp.reshape(x, shape),
+    torch=lambda x, shape: x.reshape(shape),
+    traits=Traits(view=True),
+    cost=VIEW,
+    kernel=Kernel("move", lambda g, x, shape: g.reshape(x, g.i64(shape), False)),
 )
 
 
@@ -58,29 +74,50 @@ def _reverse(imp: aten.Importer, op: Op, x: Any) -> aten.Ref:
 
 
 permute = op(
-    "permute(x; perm: ints) -> y", "Axes reordered: axis i of y is axis perm[i] of x.", shape=permuted,
-    aten={"aten.permute.default": _permute, "aten.transpose.int": _transpose, "aten.t.default": _reverse,
-          "aten.mT.default": lambda imp, op, x: _transpose(imp, op, x, -2, -1)},
-    ref=lambda xp, x, perm: xp.transpose(x, perm), torch=lambda x, perm: x.permute(perm), cost=MOVE,
+    "permute(x; perm: ints) -> y",
+    "Axes reordered: axis i of y is axis perm[i] of x.",
+    shape=permuted,
+    aten={
+        "aten.permute.default": _permute,
+        "aten.transpose.int": _transpose,
+        "aten.t.default": _reverse,
+        "aten.mT.default": lambda imp, op, x: _transpose(imp, op, x, -2, -1),
+    },
+    ref=lambda xp, x, perm: xp.transpose(x, perm),
+    torch=lambda x, perm: x.permute(perm),
+    cost=MOVE,
     kernel=Kernel("move", lambda g, x, perm: g.transpose(x, g.i64(perm))),
 )
 swap_last = op(
-    "swap_last(x) -> y", "The matrix transpose: the last two axes exchanged.", shape=swapped,
-    ref=lambda xp, x: xp.swapaxes(x, -1, -2), torch=lambda x: x.transpose(-1, -2), traits=Traits(involution=True), cost=MOVE,
+    "swap_last(x) -> y",
+    "The matrix transpose: the last two axes exchanged.",
+    shape=swapped,
+    ref=lambda xp, x: xp.swapaxes(x, -1, -2),
+    torch=lambda x: x.transpose(-1, -2),
+    traits=Traits(involution=True),
+    cost=MOVE,
     kernel=Kernel("move", lambda g, x: g.transpose(x, g.i64((*range(g.rank(x) - 2), g.rank(x) - 1, g.rank(x) - 2)))),
 )
 broadcast_to = op(
-    "broadcast_to(x; shape: ints) -> y", "x repeated along new or size-1 axes up to shape.", shape=expanded,
+    "broadcast_to(x; shape: ints) -> y",
+    "x repeated along new or size-1 axes up to shape.",
+    shape=expanded,
     aten=dict.fromkeys(["aten.expand.default", "aten.expand_as.default"], aten.to_shape),
-    ref=lambda xp, x, shape: xp.broadcast_to(x, shape), torch=lambda x, shape: x.expand(shape), cost=MOVE,
+    ref=lambda xp, x, shape: xp.broadcast_to(x, shape),
+    torch=lambda x, shape: x.expand(shape),
+    cost=MOVE,
     kernel=Kernel("move", lambda g, x, shape: g.broadcast(x, g.i64(shape))),
 )
 
 
-def _slice(imp: aten.Importer, op: Op, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> aten.Ref:
+def _slice(
+    imp: aten.Importer, op: Op, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> aten.Ref:
     axis = _axis(imp, x, dim)
     size = aten.tensor(imp, x).shape[axis]
-    aten.need(all(isinstance(v, int | type(None)) for v in (start, end, step)) and isinstance(size, int), "symbolic slice")
+    aten.need(
+        all(isinstance(v, int | type(None)) for v in (start, end, step)) and isinstance(size, int), "symbolic slice"
+    )
     assert isinstance(size, int)
     start, stop, step = slice(start, min(end if end is not None else sys.maxsize, sys.maxsize), step).indices(size)
     return imp.emit(op, [x], [axis, start, max(start, stop), step])
@@ -96,12 +133,16 @@ def _select(imp: aten.Importer, op: Op, x: Any, dim: int, index: Any) -> aten.Re
 
 
 slice_ = op(
-    "slice(x; axis: int, start: int, stop: int, step: int) -> y", "Elements start, start + step, ... before stop along axis.",
-    shape=sliced, aten={"aten.slice.Tensor": _slice, "aten.select.int": _select},
+    "slice(x; axis: int, start: int, stop: int, step: int) -> y",
+    "Elements start, start + step, ... before stop along axis.",
+    shape=sliced,
+    aten={"aten.slice.Tensor": _slice, "aten.select.int": _select},
     ref=lambda xp, x, axis, start, stop, step: x[(slice(None),) * axis + (slice(start, stop, step),)],
-    torch=lambda x, axis, start, stop, step: x[(slice(None),) * axis + (slice(start, stop, step),)], cost=MOVE,
+    torch=lambda x, axis, start, stop, step: x[(slice(None),) * axis + (slice(start, stop, step),)],
+    cost=MOVE,
     kernel=Kernel(
-        "move", lambda g, x, axis, start, stop, step: g.slice(x, g.i64([start]), g.i64([stop]), g.i64([step]), g.i64([axis]))
+        "move",
+        lambda g, x, axis, start, stop, step: g.slice(x, g.i64([start]), g.i64([stop]), g.i64([step]), g.i64([axis])),
     ),
 )
 
@@ -115,9 +156,14 @@ def _cat(imp: aten.Importer, op: Op, parts: Any, dim: int = 0) -> aten.Ref:
 
 
 concat = op(
-    "concat(*xs; axis: int) -> y", "The operands one after the other along axis.", shape=concatenated,
-    aten={"aten.cat.default": _cat}, ref=lambda xp, *a: xp.concatenate(a[:-1], axis=a[-1]),
-    torch=lambda *a: torch.cat(a[:-1], a[-1]), cost=MOVE, kernel=Kernel("move", lambda g, *a: g.concat(list(a[:-1]), a[-1])),
+    "concat(*xs; axis: int) -> y",
+    "The operands one after the other along axis.",
+    shape=concatenated,
+    aten={"aten.cat.default": _cat},
+    ref=lambda xp, *a: xp.concatenate(a[:-1], axis=a[-1]),
+    torch=lambda *a: torch.cat(a[:-1], a[-1]),
+    cost=MOVE,
+    kernel=Kernel("move", lambda g, *a: g.concat(list(a[:-1]), a[-1])),
 )
 
 
@@ -134,15 +180,24 @@ def _split(imp: aten.Importer, op: Op, x: Any, size: Any, dim: int = 0) -> aten.
 
 
 split = op(
-    "split(x; sizes: ints, axis: int) -> *ys", "Consecutive parts of the given sizes along axis.", shape=splitted,
-    aten=dict.fromkeys(["aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.split.sizes"], _split),
+    "split(x; sizes: ints, axis: int) -> *ys",
+    "Consecutive parts of the given sizes along axis.",
+    shape=splitted,
+    aten=dict.fromkeys(
+        ["aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.split.sizes"], _split
+    ),
     ref=lambda xp, x, sizes, axis: xp.split(x, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], axis=axis),
-    torch=lambda x, sizes, axis: torch.split(x, list(sizes), axis), cost=MOVE,
+    torch=lambda x, sizes, axis: torch.split(x, list(sizes), axis),
+    cost=MOVE,
     kernel=Kernel("move", lambda g, x, sizes, axis: g.variadic_split(x, g.i64(axis), g.i64(sizes))),
 )
 project = op(
-    "project(t; index: int) -> y", "Part number index of a multi-output value.", shape=projected,
-    ref=lambda xp, t, index: t[index], torch=lambda t, index: t[index], cost=VIEW,
+    "project(t; index: int) -> y",
+    "Part number index of a multi-output value.",
+    shape=projected,
+    ref=lambda xp, t, index: t[index],
+    torch=lambda t, index: t[index],
+    cost=VIEW,
 )
 
 # -------------------------------------------------------------------------- identities that exports carry
@@ -151,8 +206,15 @@ project = op(
 def _identity(name: str, doc: str, overloads: list[str]) -> Op:
     """A call that only names a value again; a rule of family ``simplify`` or ``device`` removes it."""
     return op(
-        f"{name}(x) -> y", doc, shape=same_as(), aten=dict.fromkeys(overloads, _pass), ref=lambda xp, x: x, torch=lambda x: x,
-        traits=Traits(elementwise=True, view=True, idempotent=True), cost=VIEW, kernel=Kernel("move", lambda g, x: x),
+        f"{name}(x) -> y",
+        doc,
+        shape=same_as(),
+        aten=dict.fromkeys(overloads, _pass),
+        ref=lambda xp, x: x,
+        torch=lambda x: x,
+        traits=Traits(elementwise=True, view=True, idempotent=True),
+        cost=VIEW,
+        kernel=Kernel("move", lambda g, x: x),
     )
 
 
@@ -164,10 +226,15 @@ def _pass(imp: aten.Importer, op: Op, x: Any, *rest: Any, **kw: Any) -> aten.Ref
     return imp.emit(op, [x])
 
 
-alias = _identity("alias", "The same value under another name.", ["aten.alias.default", "aten.detach.default", "aten.clone.default"])
-contiguous = _identity("contiguous", "The same value stored densely; storage is not part of a type.", ["aten.contiguous.default"])
+alias = _identity(
+    "alias", "The same value under another name.", ["aten.alias.default", "aten.detach.default", "aten.clone.default"]
+)
+contiguous = _identity(
+    "contiguous", "The same value stored densely; storage is not part of a type.", ["aten.contiguous.default"]
+)
 device_move = _identity(
-    "device_move", "The same value on the one device that the program's host memory is.",
+    "device_move",
+    "The same value on the one device that the program's host memory is.",
     ["aten.to.device", "aten.lift_fresh_copy.default", "aten.lift_fresh.default"],
 )
 
@@ -179,8 +246,13 @@ def _dropout(imp: aten.Importer, op: Op, x: Any, p: float, train: bool) -> aten.
 
 
 dropout_eval = op(
-    "dropout_eval(x; p: float) -> y", "Dropout in evaluation mode: x itself.", shape=same_as(),
-    aten={"aten.dropout.default": _dropout}, ref=lambda xp, x, p: x, torch=lambda x, p: x,
-    traits=Traits(elementwise=True, view=True), cost=VIEW, kernel=Kernel("move", lambda g, x, p: x),
+    "dropout_eval(x; p: float) -> y",
+    "Dropout in evaluation mode: x itself.",
+    shape=same_as(),
+    aten={"aten.dropout.default": _dropout},
+    ref=lambda xp, x, p: x,
+    torch=lambda x, p: x,
+    traits=Traits(elementwise=True, view=True),
+    cost=VIEW,
+    kernel=Kernel("move", lambda g, x, p: x),
 )
-

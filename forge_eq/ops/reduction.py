@@ -31,27 +31,46 @@ def _sum_shape(types: Any, attrs: Any) -> TensorType:
     return out
 
 
-def _reduce(name: str, doc: str, ref: Callable[..., Any], run: Callable[..., Any], ov: str, names: list[str], shape: Any) -> Op:
+def _reduce(
+    name: str, doc: str, ref: Callable[..., Any], run: Callable[..., Any], ov: str, names: list[str], shape: Any
+) -> Op:
     return op(
-        f"{name}(x; axes: ints, keepdim: bool) -> y", doc, shape=shape, aten=dict.fromkeys(names, aten.reduction), ref=ref,
-        torch=run, traits=Traits(exact=name == "amax"), cost=Cost(flops=_elements),
+        f"{name}(x; axes: ints, keepdim: bool) -> y",
+        doc,
+        shape=shape,
+        aten=dict.fromkeys(names, aten.reduction),
+        ref=ref,
+        torch=run,
+        traits=Traits(exact=name == "amax"),
+        cost=Cost(flops=_elements),
         kernel=Kernel("vector", lambda g, x, axes, keepdim: getattr(g, ov)(x, g.i64(axes), keepdim)),
     )
 
 
 sum_ = _reduce(
-    "sum", "The sum over axes.", lambda xp, x, axes, keep: xp.sum(x, axis=axes, keepdims=keep),
+    "sum",
+    "The sum over axes.",
+    lambda xp, x, axes, keep: xp.sum(x, axis=axes, keepdims=keep),
     lambda x, axes, keep: torch.sum(x, dim=axes, keepdim=keep) if axes else x.clone(),
-    "reduce_sum", ["aten.sum.dim_IntList", "aten.sum.default"], _sum_shape,
+    "reduce_sum",
+    ["aten.sum.dim_IntList", "aten.sum.default"],
+    _sum_shape,
 )
 mean = _reduce(
-    "mean", "The mean over axes.",
+    "mean",
+    "The mean over axes.",
     lambda xp, x, axes, keep: xp.mean(x, axis=axes, keepdims=keep),
     lambda x, axes, keep: torch.mean(x, dim=axes, keepdim=keep) if axes else x.clone(),
-    "reduce_mean", ["aten.mean.dim", "aten.mean.default"], _shape,
+    "reduce_mean",
+    ["aten.mean.dim", "aten.mean.default"],
+    _shape,
 )
 amax = _reduce(
-    "amax", "The largest value over axes; NaN wins.", lambda xp, x, axes, keep: xp.max(x, axis=axes, keepdims=keep),
+    "amax",
+    "The largest value over axes; NaN wins.",
+    lambda xp, x, axes, keep: xp.max(x, axis=axes, keepdims=keep),
     lambda x, axes, keep: torch.amax(x, dim=axes, keepdim=keep) if axes else x.clone(),
-    "reduce_max", ["aten.amax.default"], _shape,
+    "reduce_max",
+    ["aten.amax.default"],
+    _shape,
 )

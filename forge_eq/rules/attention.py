@@ -34,9 +34,7 @@ def unscaled(q: Var, k: Var, v: Var, a: Attr) -> Equation:
 @rule("attention", exact="real", source=DEFINITION, when=[LAST])
 def biased(q: Var, k: Var, v: Var, b: Var, s: Attr, a: Attr) -> Equation:
     """An additive mask or bias. A row that may look at nothing stays NaN, as written."""
-    return to(
-        matmul(softmax(add(mul(matmul_nt(q, k), lit(s)), b), a), v), attention_bias(q, k, v, b, s, "nan")
-    )
+    return to(matmul(softmax(add(mul(matmul_nt(q, k), lit(s)), b), a), v), attention_bias(q, k, v, b, s, "nan"))
 
 
 @rule("attention", exact="real", source=DEFINITION, when=[LAST])

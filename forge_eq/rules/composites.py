@@ -32,7 +32,8 @@ def _is_repeat(t: Any, s: Any, w: Any, r: Any) -> bool:
         return False
     *lead, heads, rows, size = t.shape
     return bool(
-        tuple(s) == (*lead, heads, 1, rows, size) and tuple(w) == (*lead, heads, w[-3], rows, size)
+        tuple(s) == (*lead, heads, 1, rows, size)
+        and tuple(w) == (*lead, heads, w[-3], rows, size)
         and tuple(r) == (*lead, heads * w[-3], rows, size)
     )
 

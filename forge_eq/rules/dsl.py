@@ -145,8 +145,16 @@ def together(*pairs: tuple[Any, Any]) -> Equation:
 
 
 def build(
-    family: str, name: str, equation: Equation, *, doc: str, source: str, exact: str, when: Iterable[Guard] = (),
-    tolerance: float = 0.0, where: str = "",
+    family: str,
+    name: str,
+    equation: Equation,
+    *,
+    doc: str,
+    source: str,
+    exact: str,
+    when: Iterable[Guard] = (),
+    tolerance: float = 0.0,
+    where: str = "",
 ) -> list[Rule]:
     """The directed rules of an equation, checked for the mistakes that an author can make.
 
@@ -256,8 +264,15 @@ def rule(
         args = [AttrVar(p.name) if p.annotation in (Attr, "Attr") else Var(p.name) for p in params]
         code = fn.__code__
         rules = build(
-            family, fn.__name__, fn(*args), doc=inspect.getdoc(fn) or "", source=source, exact=exact, when=when,
-            tolerance=tolerance, where=f"{code.co_filename}:{code.co_firstlineno}",
+            family,
+            fn.__name__,
+            fn(*args),
+            doc=inspect.getdoc(fn) or "",
+            source=source,
+            exact=exact,
+            when=when,
+            tolerance=tolerance,
+            where=f"{code.co_filename}:{code.co_firstlineno}",
         )
         return RuleSet(register(rules) if enter else rules)
 

@@ -12,8 +12,13 @@ def recognition(op: Op) -> None:
     params = [*(Var(n) for n in op.inputs), *(AttrVar(n) for n, _ in op.attrs)]
     register(
         build(
-            "composites", op.name, to(op.define(*params), op(*params)), doc=f"Recognises: {op.doc}",
-            source=f"definition of {op.name}", exact="real", where=__file__,
+            "composites",
+            op.name,
+            to(op.define(*params), op(*params)),
+            doc=f"Recognises: {op.doc}",
+            source=f"definition of {op.name}",
+            exact="real",
+            where=__file__,
         )
     )
 

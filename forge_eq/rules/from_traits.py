@@ -28,7 +28,14 @@ def generate() -> None:
     x, a, b = Var("x"), Var("a"), Var("b")
     for op in REGISTRY.values():
         if op.traits.commutative:
-            _add(op, "commutes", "Patterns need one operand order.", "commutative", to(op(a, b), op(b, a)), (NO_NUMBER_LEFT,))
+            _add(
+                op,
+                "commutes",
+                "Patterns need one operand order.",
+                "commutative",
+                to(op(a, b), op(b, a)),
+                (NO_NUMBER_LEFT,),
+            )
         if op.attrs:
             continue
         if op.traits.involution:

@@ -34,8 +34,13 @@ def _activations() -> None:
         for suffix, equation in (("linear", plain), ("linear_bias", biased)):
             register(
                 build(
-                    "fusion", f"{suffix}_{name}", equation, doc=f"Applies {name} while the result is in registers.",
-                    source=f"definition of {suffix}_act", exact="real", where=__file__,
+                    "fusion",
+                    f"{suffix}_{name}",
+                    equation,
+                    doc=f"Applies {name} while the result is in registers.",
+                    source=f"definition of {suffix}_act",
+                    exact="real",
+                    where=__file__,
                 )
             )
 
@@ -107,6 +112,4 @@ def merge_three(x: Var, u: Var, v: Var, w: Var) -> Equation:
 def merge_three_biased(x: Var, u: Var, v: Var, w: Var, d: Var, e: Var, f: Var) -> Equation:
     """The same with biases, as BERT has them."""
     a, b, c = _parts(linear_bias(x, concat(u, v, w, 0), concat(d, e, f, 0), True), x, u, v, w)
-    return together(
-        (linear_bias(x, u, d, True), a), (linear_bias(x, v, e, True), b), (linear_bias(x, w, f, True), c)
-    )
+    return together((linear_bias(x, u, d, True), a), (linear_bias(x, v, e, True), b), (linear_bias(x, w, f, True), c))

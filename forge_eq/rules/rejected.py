@@ -81,9 +81,7 @@ def any_mask_is_causal(q: Var, k: Var, v: Var, m: Var, s: Attr) -> Equation:
 @wrong(exact="real", when=[LAST])
 def empty_row_is_zero(q: Var, k: Var, v: Var, b: Var, s: Attr, a: Attr) -> Equation:
     """torch's fused attention gives zeros where the written-out one gives NaN: a row of minus infinities."""
-    return to(
-        matmul(softmax(add(mul(matmul_nt(q, k), lit(s)), b), a), v), attention_bias(q, k, v, b, s, "zero")
-    )
+    return to(matmul(softmax(add(mul(matmul_nt(q, k), lit(s)), b), a), v), attention_bias(q, k, v, b, s, "zero"))
 
 
 @wrong(exact="real", when=[LAST])
@@ -255,12 +253,36 @@ def transpose_flag_lost(x: Var, w: Var) -> Equation:
 rejected = RuleSet(
     one
     for made in (
-        mask_dropped, mask_inverted, any_mask_is_causal, empty_row_is_zero, scale_twice, tiled_heads_are_grouped,
-        softmax_of_any_axis, softmax_passes_matmul, gate_and_up_swapped, eps_outside_root, gelu_by_tanh, relu_over_add,
-        mul_zero, div_self, sub_self, add_zero, add_zero_of_any_dtype, maximum_commutes_to_the_bit,
-        add_reassociates_to_the_bit, div_is_mul_to_the_bit, scales_merge_without_bound, where_by_arithmetic,
-        root_of_square, floor_over_add, sum_of_products, cast_to_int_and_back, cast_down_and_up,
-        any_permute_is_swap_last, reshape_swallows_permute, transpose_flag_lost,
+        mask_dropped,
+        mask_inverted,
+        any_mask_is_causal,
+        empty_row_is_zero,
+        scale_twice,
+        tiled_heads_are_grouped,
+        softmax_of_any_axis,
+        softmax_passes_matmul,
+        gate_and_up_swapped,
+        eps_outside_root,
+        gelu_by_tanh,
+        relu_over_add,
+        mul_zero,
+        div_self,
+        sub_self,
+        add_zero,
+        add_zero_of_any_dtype,
+        maximum_commutes_to_the_bit,
+        add_reassociates_to_the_bit,
+        div_is_mul_to_the_bit,
+        scales_merge_without_bound,
+        where_by_arithmetic,
+        root_of_square,
+        floor_over_add,
+        sum_of_products,
+        cast_to_int_and_back,
+        cast_down_and_up,
+        any_permute_is_swap_last,
+        reshape_swallows_permute,
+        transpose_flag_lost,
     )
     for one in made
 )

@@ -52,7 +52,8 @@ def accelerated(program: Program, target: Target) -> frozenset[int]:
 def unbuildable(program: Program, target: Target) -> frozenset[int]:
     """Positions that no OpenVINO model can hold: an operand or result without elements."""
     return frozenset(
-        p for p in accelerated(program, target)
+        p
+        for p in accelerated(program, target)
         if any(program.vregs[r].nbytes == 0 for r in (*program.instrs[p].reads, *program.instrs[p].dsts))
     )
 

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 
 def attention(
-    g: NodeBuilder, q: Any, k: Any, v: Any, scale: float, bias: Any = None, mask: Any = None, causal: bool = False,
+    g: NodeBuilder,
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float,
+    bias: Any = None,
+    mask: Any = None,
+    causal: bool = False,
     empty: str = "nan",
 ) -> Any:
     """softmax(q k' scale + bias) v over the keys where ``mask`` holds.

@@ -23,8 +23,15 @@ from forge_eq.run.openvino_attention import attention
 # Config of every compiled model. The CPU plugin otherwise computes f32 models in bf16 where the processor can.
 PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
 _NUMPY = {
-    "f64": np.float64, "f32": np.float32, "f16": np.float16, "i64": np.int64, "i32": np.int32, "i16": np.int16,
-    "i8": np.int8, "u8": np.uint8, "bool": np.bool_,
+    "f64": np.float64,
+    "f32": np.float32,
+    "f16": np.float16,
+    "i64": np.int64,
+    "i32": np.int32,
+    "i16": np.int16,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "bool": np.bool_,
 }
 _OV = {name: name for name in _NUMPY} | {"bool": "boolean", "bf16": "bf16"}
 _TORCH_BITS = {torch.bfloat16: torch.int16}  # NumPy has no bf16: the bits travel as integers
@@ -32,8 +39,21 @@ _SMALL = 1024  # bytes; below this a copy of a constant is cheaper than keeping 
 _MERGED = 512  # elements; the plugin merges products whose sizes are at most 256
 # Operations whose operands must agree in element type, so that a Python number can take its neighbour's.
 _MIXING = frozenset(
-    ["add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "equal", "not_equal", "less", "less_equal",
-     "logical_and", "logical_or"]
+    [
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "power",
+        "maximum",
+        "minimum",
+        "equal",
+        "not_equal",
+        "less",
+        "less_equal",
+        "logical_and",
+        "logical_or",
+    ]
 )
 
 
@@ -43,7 +63,9 @@ def load_openvino() -> Any:
         import openvino
     except ImportError as e:
         raise RunError(
-            "run", "openvino", f"the package cannot be imported: {e}",
+            "run",
+            "openvino",
+            f"the package cannot be imported: {e}",
             "install forge_eq[openvino], or compile with the torch target",
         ) from e
     return openvino

@@ -76,7 +76,9 @@ def save(path: str | os.PathLike[str], saved: Saved) -> None:
     if program.submodules:
         name = next(iter(program.submodules))
         raise FileError(
-            "save", name, "the program calls submodules (torch.cond or another higher-order call)",
+            "save",
+            name,
+            "the program calls submodules (torch.cond or another higher-order call)",
             "compile it where it is used, or save the module with torch.export.save",
         )
     tensors, orders = {}, {}
@@ -84,11 +86,19 @@ def save(path: str | os.PathLike[str], saved: Saved) -> None:
         tensors[name], orders[name] = _dense(name, program.data.get(name))
     for name, value in saved.state.items():
         tensors[STATE + name], orders[STATE + name] = _dense(name, value)
-    document = json.dumps({
-        "schedule": schedule_text(saved.schedule), "allocation": allocation_text(saved.allocation),
-        "target": _target_text(saved.target), "signature": to_json(program.signature), "pins": sorted(saved.pins),
-        "options": _plain(dict(saved.options)), "orders": orders, "versions": dict(saved.versions) or versions(),
-    }, sort_keys=True)
+    document = json.dumps(
+        {
+            "schedule": schedule_text(saved.schedule),
+            "allocation": allocation_text(saved.allocation),
+            "target": _target_text(saved.target),
+            "signature": to_json(program.signature),
+            "pins": sorted(saved.pins),
+            "options": _plain(dict(saved.options)),
+            "orders": orders,
+            "versions": dict(saved.versions) or versions(),
+        },
+        sort_keys=True,
+    )
     envelope = {"version": VERSION, "document": document, "digest": _digest(document, tensors)}
     # one entry only: safetensors writes several in an order that changes from run to run
     _write(where, tensors, {FORMAT: json.dumps(envelope, sort_keys=True)})
@@ -265,7 +275,12 @@ def _rebuild(where: Path, document: dict[str, Any], tensors: dict[str, torch.Ten
     alloc_checker.check(pin(program, target, pins), target, allocation)
     _find_operators(schedule)
     return Saved(
-        replace(schedule, program=program), allocation, target, pins, document["options"], document["versions"],
+        replace(schedule, program=program),
+        allocation,
+        target,
+        pins,
+        document["options"],
+        document["versions"],
         state,
     )
 
@@ -277,6 +292,8 @@ def _find_operators(schedule: Schedule) -> None:
                 resolve(instr.attr("target"))
             except ForgeError as e:
                 raise FileError(
-                    "load", str(instr.attr("target")), "the program calls an operator that is not registered here",
+                    "load",
+                    str(instr.attr("target")),
+                    "the program calls an operator that is not registered here",
                     "import the library that defines it before loading",
                 ) from e

@@ -37,7 +37,10 @@ class Built:
 
 
 def build_model(
-    program: Program, positions: Sequence[int], outputs: Sequence[int], constant: Callable[[int], torch.Tensor | None],
+    program: Program,
+    positions: Sequence[int],
+    outputs: Sequence[int],
+    constant: Callable[[int], torch.Tensor | None],
     name: str,
 ) -> Built:
     """An ``ov.Model`` of the instructions at ``positions``.
@@ -156,7 +159,10 @@ class ModelSegment:
         if not outputs:
             return
         self.built = build_model(
-            program, compute, outputs, lambda r: memory.values[r] if memory.is_constant(r) else None,
+            program,
+            compute,
+            outputs,
+            lambda r: memory.values[r] if memory.is_constant(r) else None,
             f"{program.name}.{segment.start}",
         )
         self.compiled = compile_model(self.built, threads)

@@ -18,7 +18,9 @@ from forge_eq.ir.graph import Signature, WriteBack
 def to_json(signature: Signature) -> dict[str, Any]:
     """Raises FileError for a value or a container that only this process knows."""
     return {
-        "inputs": list(signature.inputs), "in_spec": _spec(signature.in_spec), "out_spec": _spec(signature.out_spec),
+        "inputs": list(signature.inputs),
+        "in_spec": _spec(signature.in_spec),
+        "out_spec": _spec(signature.out_spec),
         "outputs": [[kind, _value(v)] for kind, v in signature.outputs],
         "write_backs": [[w.output, w.target] for w in signature.write_backs],
         "baked": [[position, _value(v)] for position, v in signature.baked],
@@ -29,7 +31,9 @@ def to_json(signature: Signature) -> dict[str, Any]:
 def from_json(found: dict[str, Any]) -> Signature:
     """Raises ValueError, KeyError or TypeError when ``found`` is nothing that :func:`to_json` made."""
     return Signature(
-        inputs=tuple(found["inputs"]), in_spec=_read_spec(found["in_spec"]), out_spec=_read_spec(found["out_spec"]),
+        inputs=tuple(found["inputs"]),
+        in_spec=_read_spec(found["in_spec"]),
+        out_spec=_read_spec(found["out_spec"]),
         outputs=tuple((kind, _read_value(v)) for kind, v in found["outputs"]),
         write_backs=tuple(WriteBack(output, target) for output, target in found["write_backs"]),
         baked=tuple((position, _read_value(v)) for position, v in found["baked"]),
@@ -44,7 +48,9 @@ def _spec(spec: Any) -> str | None:
         return pytree.treespec_dumps(spec)
     except (NotImplementedError, TypeError, ValueError) as e:
         raise FileError(
-            "save", "signature", f"the structure of arguments or results has no text form: {e}",
+            "save",
+            "signature",
+            f"the structure of arguments or results has no text form: {e}",
             "use tuples, lists and dicts, or register the container with a serialized_type_name",
         ) from e
 
@@ -56,7 +62,9 @@ def _read_spec(text: str | None) -> Any:
         return pytree.treespec_loads(text)
     except (NotImplementedError, KeyError) as e:
         raise FileError(
-            "load", "signature", f"a container of the arguments or results is not registered here: {e}",
+            "load",
+            "signature",
+            f"a container of the arguments or results is not registered here: {e}",
             "import the library that registers it with torch's pytree before loading",
         ) from e
 
@@ -70,7 +78,9 @@ def _value(value: Any) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     raise FileError(
-        "save", "signature", f"the program keeps a Python value of type {type(value).__name__}: {value!r:.60}",
+        "save",
+        "signature",
+        f"the program keeps a Python value of type {type(value).__name__}: {value!r:.60}",
         "pass and return tensors, numbers and strings",
     )
 

@@ -7,7 +7,7 @@ Not here: storage (``run.arena``), OpenVINO (``run.segments``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +21,18 @@ from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.elementwise import cast
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
-    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
-    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
-    "c64": torch.complex64, "c128": torch.complex128,
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
 }
 assert TORCH_DTYPES.keys() == DTYPES.keys()
 
@@ -43,7 +52,9 @@ def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[An
         result = run_node(node, operands, program.submodules)
     except (RuntimeError, TypeError, ValueError, IndexError) as e:
         raise RunError(
-            "run", describe(program, instr), f"torch refuses it: {e}",
+            "run",
+            describe(program, instr),
+            f"torch refuses it: {e}",
             "check the values of the inputs; the error of torch is the cause of this one",
         ) from e
     return tuple(result) if isinstance(result, tuple | list) else (result,)
@@ -98,16 +109,31 @@ def _wide_instr(instr: Instr) -> Instr:
     return replace(instr, attrs=("f64",))
 
 
+class _Widened(Mapping[str, Any]):
+    """Constants in float64, made at each use: all of them together are twice the model."""
+
+    def __init__(self, constants: Mapping[str, Any]) -> None:
+        self.constants = constants
+
+    def __getitem__(self, name: str) -> Any:
+        return _widened(self.constants[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.constants)
+
+    def __len__(self) -> int:
+        return len(self.constants)
+
+
 def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
     """A graph as a function of its flat inputs that computes in float64; None when a call insists on its own dtype."""
 
     def wider(node: Node) -> Node:
         return replace(node, attrs=("f64",)) if node.op is cast and node.attrs[0] in FLOATS else node
 
+    wide = replace(rewrite_nodes(graph, wider), constants=_Widened(graph.constants))
+
     def run(inputs: Sequence[Any]) -> Sequence[Any] | None:
-        # Weights in float64 are twice the model: made when somebody asks, and dropped again.
-        constants = {k: _widened(v) for k, v in graph.constants.items()}
-        wide = replace(rewrite_nodes(graph, wider), constants=constants)
         try:
             return run_graph(wide, [_widened(v) for v in inputs])
         except (ForgeError, RuntimeError, TypeError):
@@ -119,6 +145,8 @@ def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
 def fits(type: Any, value: Any) -> bool:
     """Whether a value is a tensor of this very type."""
     return (
-        isinstance(type, TensorType) and isinstance(value, torch.Tensor)
-        and value.dtype is TORCH_DTYPES[type.dtype] and tuple(value.shape) == type.shape
+        isinstance(type, TensorType)
+        and isinstance(value, torch.Tensor)
+        and value.dtype is TORCH_DTYPES[type.dtype]
+        and tuple(value.shape) == type.shape
     )

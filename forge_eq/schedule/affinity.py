@@ -96,8 +96,11 @@ def _islands(program: Program, devices: Sequence[str], host: str) -> list[list[i
 
 
 def _isolation(
-    program: Program, target: Target, island: Sequence[int],
-    definers: Mapping[int, int], readers: Mapping[int, list[int]],
+    program: Program,
+    target: Target,
+    island: Sequence[int],
+    definers: Mapping[int, int],
+    readers: Mapping[int, list[int]],
 ) -> float:
     """Predicted microseconds of the transfers over the island's border that vanish when it moves to the host."""
     inside = set(island)

@@ -69,8 +69,14 @@ def order(program: Program, target: Target, slack: float = 1.1) -> tuple[Program
     name, made, peak = _best(program, target, before, given, limit)
     copies = [i for i in made.instrs if i.is_copy]
     return made, Figures(
-        program.transitions, made.transitions, least, len(copies),
-        sum(program.vregs[d].nbytes for i in copies for d in i.dsts), peak_before, peak, name,
+        program.transitions,
+        made.transitions,
+        least,
+        len(copies),
+        sum(program.vregs[d].nbytes for i in copies for d in i.dsts),
+        peak_before,
+        peak,
+        name,
     )
 
 

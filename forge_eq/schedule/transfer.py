@@ -65,7 +65,9 @@ class _Transfers:
         vreg = self.vregs[source]
         if not isinstance(vreg.type, TensorType):
             raise ScheduleError(
-                "schedule", f"{reader.opcode} v{source}", f"a host number of type {vreg.type} is read on {device}",
+                "schedule",
+                f"{reader.opcode} v{source}",
+                f"a host number of type {vreg.type} is read on {device}",
                 "place the reader on the host",
             )
         made = VReg(len(self.vregs), vreg.type, device)

@@ -133,7 +133,9 @@ def load(target: str | Path | Target) -> Target:
     if isinstance(target, str) and path.suffix != ".toml" and path.name == target:
         if target not in names():
             raise OptionsError(
-                "targets", target, "is not a target",
+                "targets",
+                target,
+                "is not a target",
                 f"use one of {', '.join(names())}, or the path of a .toml file",
             )
         return _shipped(target)
@@ -158,9 +160,13 @@ def parse(text: str, where: str = "<text>") -> Target:
     reader = _Reader(table, where)
     devices = tuple(_device(reader.sub(d, f"device {i}")) for i, d in enumerate(reader.list_of("device", dict)))
     made = Target(
-        name=reader.text("name"), description=reader.text("description"), devices=devices, host=reader.text("host"),
+        name=reader.text("name"),
+        description=reader.text("description"),
+        devices=devices,
+        host=reader.text("host"),
         alignment=reader.power_of_two("alignment", 64),
-        weights=reader.numbers("weights"), penalties=reader.numbers("penalties"),
+        weights=reader.numbers("weights"),
+        penalties=reader.numbers("penalties"),
         **{f: reader.number(f, positive=f != "launch_us" and f != "transfer_us") for f in _RATES},
     )
     reader.no_more()
@@ -186,10 +192,13 @@ def _dtypes(reader: _Reader) -> tuple[str, ...]:
 
 def _device(reader: _Reader) -> Device:
     made = Device(
-        name=reader.text("name"), kind=reader.choice("kind", _KINDS),
-        units=reader.choices("units", UNITS), dtypes=_dtypes(reader),
+        name=reader.text("name"),
+        kind=reader.choice("kind", _KINDS),
+        units=reader.choices("units", UNITS),
+        dtypes=_dtypes(reader),
         operand_dtypes=reader.choices("operand_dtypes", tuple(DTYPES), default=()),
-        gathers=reader.flag("gathers", default=True), memory_mib=reader.number("memory_mib", default=0.0),
+        gathers=reader.flag("gathers", default=True),
+        memory_mib=reader.number("memory_mib", default=0.0),
     )
     reader.no_more()
     if not made.name.isidentifier():

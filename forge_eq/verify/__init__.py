@@ -20,7 +20,14 @@ from forge_eq.verify.shapes import oblige
 from forge_eq.verify.smt import TESTED_ONLY, prove
 
 __all__ = [
-    "LEVELS", "Counterexample", "Evidence", "admit", "check_loaded", "evidence", "verify_rule", "verify_rules",
+    "LEVELS",
+    "Counterexample",
+    "Evidence",
+    "admit",
+    "check_loaded",
+    "evidence",
+    "verify_rule",
+    "verify_rules",
 ]
 
 

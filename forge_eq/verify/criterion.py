@@ -71,7 +71,7 @@ def _tensors(g: Any, w: torch.Tensor) -> tuple[str, float, bool]:
     if not torch.equal(g.isfinite(), finite) or not torch.equal(g.isnan(), w.isnan()):
         return "NaN or infinity at other places", math.inf, False
     if not torch.equal(g[~finite].nan_to_num(), w[~finite].nan_to_num()):
-        return "NaN or infinity at other places", math.inf, False
+        return "infinities of another sign", math.inf, False
     wide = torch.complex128 if w.is_complex() else torch.float64
     off = (g[finite].to(wide) - w[finite].to(wide)).abs()
     if off.numel() == 0:

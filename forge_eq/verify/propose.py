@@ -55,8 +55,16 @@ class Proposer:
         last, new = base[-1], self.size()
         at = rng.randrange(len(base))
         edits: list[Shape] = [
-            base, base, base[at:], (last,), (new, *base), (*base[:at], new, *base[at + 1 :]),
-            (*base[:at], 1, *base[at + 1 :]), (*base[:-1], new), (last, new), (new, last),
+            base,
+            base,
+            base[at:],
+            (last,),
+            (new, *base),
+            (*base[:at], new, *base[at + 1 :]),
+            (*base[:at], 1, *base[at + 1 :]),
+            (*base[:-1], new),
+            (last, new),
+            (new, last),
         ]
         if len(base) > 1:
             edits += [(*base[:-2], last, base[-2]), (*base[:-2], last, new), (*base[:-2], new, last), (last, base[-2])]

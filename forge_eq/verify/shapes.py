@@ -75,7 +75,8 @@ def _symbolic(rule: Rule, found: Obligation, attempts: int, seed: int) -> None:
                 continue
             if reason:
                 found.failed = Counterexample(
-                    rule.id, "shape", f"holds for a symbolic size but not for an actual one: {reason}", concrete)
+                    rule.id, "shape", f"holds for a symbolic size but not for an actual one: {reason}", concrete
+                )
                 return
             found.concrete.append(concrete)
 

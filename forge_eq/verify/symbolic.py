@@ -257,13 +257,25 @@ def _matmul(a: Any, b: Any) -> SymArray:
 
 
 MAPPED: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: _binary(a, b, lambda x, y: x + y), "multiply": lambda a, b: _binary(a, b, lambda x, y: x * y),
-    "subtract": lambda a, b: _binary(a, b, lambda x, y: x - y), "divide": _divide, "power": _power,
-    "negative": lambda a: -a, "abs": _magnitude, "maximum": _larger, "minimum": functools.partial(_larger, sign=-1),
-    "where": _choose, "logical_and": _logic("And"), "logical_or": _logic("Or"), "logical_not": _logic("Not"),
-    "equal": _compare(lambda a, b: a == b), "not_equal": _compare(lambda a, b: a != b),
-    "less": _compare(lambda a, b: a < b), "less_equal": _compare(lambda a, b: a <= b),
-    "greater": _compare(lambda a, b: a > b), "greater_equal": _compare(lambda a, b: a >= b),
+    "add": lambda a, b: _binary(a, b, lambda x, y: x + y),
+    "multiply": lambda a, b: _binary(a, b, lambda x, y: x * y),
+    "subtract": lambda a, b: _binary(a, b, lambda x, y: x - y),
+    "divide": _divide,
+    "power": _power,
+    "negative": lambda a: -a,
+    "abs": _magnitude,
+    "maximum": _larger,
+    "minimum": functools.partial(_larger, sign=-1),
+    "where": _choose,
+    "logical_and": _logic("And"),
+    "logical_or": _logic("Or"),
+    "logical_not": _logic("Not"),
+    "equal": _compare(lambda a, b: a == b),
+    "not_equal": _compare(lambda a, b: a != b),
+    "less": _compare(lambda a, b: a < b),
+    "less_equal": _compare(lambda a, b: a <= b),
+    "greater": _compare(lambda a, b: a > b),
+    "greater_equal": _compare(lambda a, b: a >= b),
 }  # NumPy's name -> function of elements
 MOVED = ("reshape", "transpose", "swapaxes", "broadcast_to", "concatenate", "split", "repeat")
 
