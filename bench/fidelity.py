@@ -111,6 +111,7 @@ def measure(sheet: Sheet, name: str, given: Any) -> None:
     texts = ("WikiText", "SST-2") if model.tokenizer else ("random tokens", "random tokens")
     what = f"{count} positions of {texts[0]}" if language else f"embeddings of {count} sentences of {texts[1]}"
     fill(sheet, name, language, errors, what, exact)
+    sheet.figures[f"{name} seconds"] = ours.job.seconds
     sheet.figures[f"{name} remarks"] = [f"{r.kind} {r.stage} {r.node}: {r.reason}" for r in ours.remarks]
 
 
