@@ -155,6 +155,7 @@ def test_nodes_of_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "recognised per layer" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_fidelity_of_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs to the end and judges; on one rounding the ratio of largest differences says nothing, so it is not asked."""
     pytest.importorskip("transformers", reason="the models are those of transformers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from case_runner import SEEDS, Case, bless, differences, read_cases, run_case, u
 CASES = read_cases(Path(__file__).parent / "cases", SECTIONS)
 
 
-@pytest.fixture(scope="session")
-def seeded() -> dict[str, dict[str, dict[str, str]]]:
-    """What new processes give: one a hash seed, for all cases together."""
-    paths = [c.path for c in CASES]
-    return {seed: under_seed(seed, "case_pipeline:compile_case", paths, SECTIONS) for seed in SEEDS}
+@cache
+def seeded(seed: str) -> dict[str, dict[str, str]]:
+    """What a new process under this hash seed gives, for all cases together."""
+    return under_seed(seed, "case_pipeline:compile_case", [c.path for c in CASES], SECTIONS)
+
+
+# The fast tier runs under its own process's seed and under one other; the slow tier adds the second.
+EACH_SEED = [SEEDS[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SEEDS[1:])]
 
 
 def each(test):
@@ -43,10 +47,10 @@ def test_printed_and_parsed_between_stages(case: Case, request: pytest.FixtureRe
     assert not (shown := differences(case, run_case(case, compile_case, reparse=True), "reparsed")), f"\n{shown}"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", EACH_SEED)
 @each
 def test_hash_seed(case: Case, seed: str, request: pytest.FixtureRequest):
     if request.config.getoption("--bless"):
         pytest.skip("the files are being rewritten")
-    made = request.getfixturevalue("seeded")[seed][str(case.path)]
+    made = seeded(seed)[str(case.path)]
     assert not (shown := differences(case, made, f"PYTHONHASHSEED={seed}")), f"\n{shown}"

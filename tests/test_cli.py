@@ -160,6 +160,7 @@ def test_explain_keeps_to_the_columns(columns: int) -> None:
     assert "because" not in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("user")
 def test_explain_why() -> None:
     result = call("explain", "user.py:attn", "--why")

@@ -91,7 +91,9 @@ def results(first: int) -> list[tuple[int, Graph, Job]]:
     return [(seed, graph, optimized(graph)) for seed, graph in graphs]
 
 
-@pytest.mark.parametrize("first", range(0, PROGRAMS, GROUP))
+@pytest.mark.parametrize(
+    "first", [pytest.param(k, marks=pytest.mark.slow if k >= 60 else ()) for k in range(0, PROGRAMS, GROUP)]
+)
 def test_random_programs_keep_their_values(first: int):
     for seed, graph, job in results(first):
         inputs = inputs_of(graph, seed)
@@ -104,6 +106,7 @@ def test_random_programs_keep_their_values(first: int):
             raise AssertionError(f"program {seed}: {e}\n{text(graph.live())}\nbecame\n{text(job['extract'])}") from None
 
 
+@pytest.mark.slow
 def test_random_programs_reach_the_rules():
     """Nine rules in ten at least; tests/cases has every one. Else the test above says little."""
     fired = {rule for first in range(0, PROGRAMS, GROUP) for _, _, job in results(first) for rule in matched(job)}
@@ -179,6 +182,7 @@ def test_what_ran_before_does_not_matter():
     assert [chosen_text(engine, graph) for graph in samples()] == straight()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_the_hash_seed_does_not_matter(seed: str):
     code = "import json, test_order\nprint(json.dumps(test_order.straight()))"

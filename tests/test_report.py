@@ -127,6 +127,7 @@ def test_counts_agree_with_the_graphs(stack: Job) -> None:
 # ------------------------------------------------------------------------------------------------ because
 
 
+@pytest.mark.slow
 def test_because_names_the_rules_without_which_it_costs_more(attention: Job) -> None:
     heard: list[str] = []
     found = because(attention, lambda name, step, total: heard.append(f"{step}/{total}"))

@@ -118,7 +118,10 @@ BINARY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BINARY)
+FAST = {"add", "div", "pow", "where"}  # one of each way to promote; the slow tier asks the others too
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in BINARY])
 def test_promotion_is_torch_s(name):
     """Every pair of dtypes, with a tensor, a 0-dim tensor and a number as the second operand: bit for bit."""
     raw = values(1, 4) * 3

@@ -57,25 +57,28 @@ def compiled(module: nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> C
     return forge_eq.compile(module, args, dynamic_shapes=dynamic_shapes, verify="full")
 
 
-# torch.export alone takes 8 s on its 6,000 nodes: once in the fast tier, through the whole pipeline.
+# torch.export alone takes 8 s on its 6,000 nodes.
 LONG = {"deep_chain"}
 
 
-def all_cases(*, long: bool) -> list[Any]:
-    return [pytest.param(n, marks=pytest.mark.slow if n in LONG and not long else ()) for n in trap_cases.names()]
+def cases() -> list[Any]:
+    return [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in trap_cases.names()]
 
 
-@pytest.mark.parametrize("name", all_cases(long=False))
+# The fast tier asks the whole pipeline; which part is to blame when it fails, the slow tier tells.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", trap_cases.names())
 def test_capture_alone_is_right(name):
     assert complaint(name, captured) is None
 
 
-@pytest.mark.parametrize("name", all_cases(long=False))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", trap_cases.names())
 def test_optimised_is_right(name):
     assert complaint(name, optimised) is None
 
 
-@pytest.mark.parametrize("name", all_cases(long=True))
+@pytest.mark.parametrize("name", cases())
 def test_compiled_is_right(name):
     assert complaint(name, compiled) is None
 
