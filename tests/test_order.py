@@ -73,6 +73,7 @@ def assert_same(got: list[np.ndarray], want: list[np.ndarray], tolerance: float)
 
 
 PROGRAMS, GROUP = 160, 20
+STARTS = range(0, PROGRAMS, GROUP)
 
 
 GUARDED = [
@@ -109,7 +110,7 @@ def test_random_programs_keep_their_values(first: int):
 @pytest.mark.slow
 def test_random_programs_reach_the_rules():
     """Nine rules in ten at least; tests/cases has every one. Else the test above says little."""
-    fired = {rule for first in range(0, PROGRAMS, GROUP) for _, _, job in results(first) for rule in matched(job)}
+    fired = {rule for first in STARTS for _, _, job in results(first) for rule in matched(job)}
     missed = {rule.id for rule in default} - fired
     assert len(missed) < 0.1 * len(default), sorted(missed)
 
