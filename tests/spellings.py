@@ -232,15 +232,15 @@ def _softmax(p: Choices, x: Tensor, dim: int, wrong: bool = True) -> Tensor:
             "module": lambda: nn.Softmax(dim)(x),
         }
         return kinds[how]()
-    shift = p("shift", "amax", "max values", "max item", "none", "detached")
+    shift = p("shift", "amax", "max values", "max item", "detached")
     tops = {
         "amax": lambda: _kept(p, "top", x.amax, dim),
         "max values": lambda: x.max(dim=dim, keepdim=True).values,
         "max item": lambda: torch.max(x, dim, keepdim=True)[0],
         "detached": lambda: x.detach().amax(dim, keepdim=True),
     }
-    e = x if shift == "none" else x - tops[shift]()
-    e = torch.exp(-e) if mistaken and p.twin("softmin of half") else p("exp", torch.exp, lambda t: t.exp())(e)
+    e = x if mistaken and p.twin("no shift") else x - tops[shift]()
+    e = p("exp", torch.exp, lambda t: t.exp())(e)
     e = e**2 if mistaken and p.twin("squares") else e
     other = 0 if mistaken and p.twin("sum over another axis") else dim
     total = _kept(p, "total", e.sum, other)
@@ -256,10 +256,10 @@ def _softmax(p: Choices, x: Tensor, dim: int, wrong: bool = True) -> Tensor:
     return forms[form]()
 
 
-SOFTMAX_TWINS = ("sum over another axis", "one more", "softmin of half", "squares")
+SOFTMAX_TWINS = ("sum over another axis", "one more", "squares", "no shift")
 
 
-@composite(_softmax_shapes, "sum over another axis", "one more", "squares")
+@composite(_softmax_shapes, *SOFTMAX_TWINS)
 def softmax(p: Choices, x: Tensor) -> Tensor:
     return _softmax(p, x, p("dim", -1, -1, 1))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from forge_eq.ops.elementwise import cast, where
+from forge_eq.ops.elementwise import cast, eq, logical_not, where
 from forge_eq.ops.movement import (
     alias,
     broadcast_to,
@@ -136,3 +137,21 @@ def part_is_slice(x: Var, s: Attr, a: Attr, i: Attr) -> Equation:
 def where_same(c: Var, x: Var) -> Equation:
     """Both branches are one value; the guard is that the condition does not broadcast it (types agree)."""
     return to(where(c, x, x), x)
+
+
+@rule("simplify", exact="bit", source="a choice by the opposite")
+def where_not(c: Var, x: Var, y: Var) -> Equation:
+    """Two libraries mean opposite things by a mask of bools; the branches say which."""
+    return to(where(logical_not(c), x, y), where(c, y, x))
+
+
+@rule("simplify", exact="bit", source="a choice by the opposite")
+def fill_is_where(c: Var, y: Var) -> Equation:
+    """A mask that says what to hide, as masked_fill takes it, as one that says what to keep."""
+    return to(where(c, -math.inf, y), where(logical_not(c), y, -math.inf))
+
+
+@rule("simplify", exact="bit", source="a bool that is False is not True")
+def is_false(c: Var) -> Equation:
+    """mask == 0."""
+    return to(eq(c, False), logical_not(c))
