@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import torch
 
 import forge_eq
-from forge_eq.ir.graph import Graph
-from forge_eq.ops import attention, composite, elementwise, linalg, movement
+from forge_eq.ir.graph import Graph, Node
+from forge_eq.ops import attention, composite, linalg, movement
 from forge_eq.ops.spec import Op
 from forge_eq.verify.criterion import difference
 from spellings import Batch, Spelling
 
 ATTENTION = (attention.attention, attention.attention_bias, attention.attention_mask, attention.attention_causal)
-# The ops that stand for a composite, and what may stand beside them: views, and the making of a mask or a table.
+# The ops that stand for a composite, and what may stand beside them: views, and a table put together.
 VIEWS = (movement.reshape, movement.permute, movement.swap_last, movement.slice_, movement.split, movement.project)
-MASKS = (elementwise.logical_not, elementwise.where, elementwise.eq)
 TARGETS: dict[str, tuple[tuple[Op, ...], tuple[Op, ...]]] = {
     "gelu": ((composite.gelu,), ()),
     "gelu_tanh": ((composite.gelu_tanh,), ()),
@@ -26,9 +25,9 @@ TARGETS: dict[str, tuple[tuple[Op, ...], tuple[Op, ...]]] = {
     "softmax": ((composite.softmax,), ()),
     "rms_norm": ((composite.rms_norm,), ()),
     "layer_norm": ((composite.layer_norm,), ()),
-    "linear": ((linalg.linear, linalg.linear_bias), ()),
+    "linear": ((), (movement.reshape,)),
     "rope": ((composite.rope,), (movement.reshape, movement.concat)),
-    "attention": (ATTENTION, (movement.reshape, movement.permute, movement.swap_last, *MASKS)),
+    "attention": (ATTENTION, (movement.reshape, movement.permute, movement.swap_last)),
 }
 
 
@@ -45,8 +44,8 @@ class Verdict:
         return not self.left
 
 
-def cone(graph: Graph, output: int) -> list[str]:
-    """The ops that one output is computed with, leaves aside."""
+def cone(graph: Graph, output: int) -> list[Node]:
+    """The nodes that one output is computed with; leaves, and how a mask is made, aside."""
     seen, todo, found = set(), [output], []
     while todo:
         at = todo.pop()
@@ -54,7 +53,7 @@ def cone(graph: Graph, output: int) -> list[str]:
             continue
         seen.add(at)
         node = graph.nodes[at]
-        todo += node.inputs
+        todo += node.inputs[:3] if node.op in ATTENTION else node.inputs
         found += [] if node.op.leaf else [node]
     return found
 
@@ -62,8 +61,8 @@ def cone(graph: Graph, output: int) -> list[str]:
 def unfused(graph: Graph, output: int, spelling: Spelling) -> tuple[str, ...]:
     """Names of the ops that should not be there; "none" when the composite itself is not."""
     wanted, beside = TARGETS[spelling.composite]
-    if spelling.composite == "linear" and len(spelling.weights) > 1:
-        wanted = (linalg.linear_bias,)
+    if spelling.composite == "linear":  # without a bias it is a product, by either name
+        wanted = (linalg.linear_bias,) if len(spelling.weights) > 1 else (linalg.linear, linalg.matmul)
     nodes = cone(graph, output)
     extra = sorted(
         str(n.attrs[0]) if n.op.name.startswith("opaque") else n.op.name for n in nodes if n.op not in wanted + beside

@@ -106,7 +106,7 @@ def gelu(p: Choices, x: Tensor) -> Tensor:
         "times sqrt half": lambda: p.times("inner order", x, math.sqrt(0.5)),
         "literal": lambda: x * 0.70710678118654752440,
         "over literal": lambda: x / 1.4142135623730951,
-        "short": lambda: x * (0.7071067811865475 if x.dtype == torch.float64 else 0.70710678),
+        "short": lambda: x * (0.7071067811865475 if x.dtype == torch.float64 else 0.7071067812),
     }[root]()
     inner = x if p.twin("erf of x") else x * 0.7 if p.twin("root is 0.7") else inner
     bracket = torch.tanh(inner) if p.twin("tanh for erf") else p("erf", torch.erf, lambda t: t.erf())(inner)

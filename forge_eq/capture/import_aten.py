@@ -247,9 +247,10 @@ class GraphImporter:
 
 def _parts(node: FxNode) -> frozenset[int]:
     """Which results of a call are read; every one where a reader takes the whole."""
-    picked = [n.args[1] for n in node.users if n.target is operator.getitem]
-    whole = range(len(node.meta["val"])) if len(picked) < len(node.users) else ()
-    return frozenset(i % len(node.meta["val"]) for i in (*picked, *whole) if isinstance(i, int))
+    count = len(node.meta["val"])
+    if any(n.target is not operator.getitem for n in node.users):
+        return frozenset(range(count))
+    return frozenset(n.args[1] % count for n in node.users if n.users)  # type: ignore[operator]
 
 
 def _lookup(target: Any) -> tuple[Op, Any] | None:

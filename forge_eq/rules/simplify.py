@@ -119,6 +119,16 @@ def concat_of_one(x: Var, a: Attr) -> Equation:
     return to(concat(x, a), x)
 
 
+def _covers(t: Any, axis: int, stop: int) -> bool:
+    return bool(t.shape[axis] == stop)
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[fact("covers", _covers, "x", "a", "n")])
+def halves_joined(x: Var, a: Attr, m: Attr, n: Attr) -> Equation:
+    """Two slices that meet, one after the other."""
+    return to(concat(slice_(x, a, 0, m, 1), slice_(x, a, m, n, 1), a), x)
+
+
 def _start(sizes: Any, i: int) -> int:
     return int(sum(sizes[:i]))
 
