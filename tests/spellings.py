@@ -149,29 +149,25 @@ def gelu_tanh(p: Choices, x: Tensor) -> Tensor:
 
 @composite(_elements, "sigmoid of two x", "sign lost", "one is two", "sigmoid alone")
 def silu(p: Choices, x: Tensor) -> Tensor:
-    e = torch.exp(x) if p.twin("sign lost") else p("exp", torch.exp(-x), (-x).exp(), torch.exp(x * -1), torch.exp(-1.0 * x))
+    if p.twin("sigmoid of two x") or p.twin("sigmoid alone"):
+        return x * torch.sigmoid(2 * x) if p.twin("sigmoid of two x") else torch.sigmoid(x) * 1.0
+    minus = [lambda: torch.exp(-x), lambda: (-x).exp(), lambda: torch.exp(x * -1), lambda: torch.exp(-1.0 * x)]
+    e = torch.exp(x) if p.twin("sign lost") else p("exp", *minus)()
     one = p.plus("one order", 2.0 if p.twin("one is two") else 1.0, e)
-    form = p("sigmoid", "library", "method", "one over", "reciprocal", "x over", "silu", "power", "by tanh")
-    if p.twin("sign lost") or p.twin("one is two"):
-        form = p("wrong form", "one over", "x over")
-    if p.twin("sigmoid alone"):
-        return torch.sigmoid(x) * 1.0
-    if form == "silu":
-        form = "silu" if not p.wrong else "library"
-    if form == "silu":
-        return p("library", F.silu, nn.SiLU())(x)
-    if form == "x over":
-        return x / one
-    if form == "by tanh" and not p.wrong:
-        return p("tanh form", x * (0.5 * (1 + torch.tanh(x / 2))), 0.5 * x * (1 + torch.tanh(0.5 * x)))
-    gates = {
-        "library": lambda: torch.sigmoid(2 * x if p.twin("sigmoid of two x") else x),
-        "one over": lambda: 1.0 / one,
-        "reciprocal": lambda: one.reciprocal(),
-        "power": lambda: one**-1,
+    form = p("sigmoid", "one over", "x over", "reciprocal", "power", "library", "method", "silu", "by tanh")
+    if p.wrong:
+        form = p("wrong form", "one over", "x over", "reciprocal", "power")
+    forms = {
+        "one over": lambda: p.times("order", x, 1.0 / one),
+        "x over": lambda: x / one,
+        "reciprocal": lambda: p.times("order", x, one.reciprocal()),
+        "power": lambda: x * one**-1,
+        "library": lambda: p.times("order", x, torch.sigmoid(x)),
+        "method": lambda: x * x.sigmoid(),
+        "silu": lambda: p("library", F.silu, nn.SiLU())(x),
+        "by tanh": lambda: p("half", lambda t: x * (0.5 * (1 + torch.tanh(x / t))), lambda t: 0.5 * x * (1 + torch.tanh(x / t)))(2),
     }
-    gate = gates["library" if p.twin("sigmoid of two x") else form if form in gates else "library"]()
-    return p.times("order", x, gate)
+    return forms[form]()
 
 
 def _pair(p: Choices) -> tuple[list[Any], list[Any]]:
