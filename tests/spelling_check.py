@@ -12,7 +12,7 @@ from forge_eq.ir.graph import Graph, Node
 from forge_eq.ops import attention, composite, linalg, movement
 from forge_eq.ops.spec import Op
 from forge_eq.verify.criterion import difference
-from spellings import Batch, Spelling
+from spelling import Batch, Spelling
 
 ATTENTION = (attention.attention, attention.attention_bias, attention.attention_mask, attention.attention_causal)
 # The ops that stand for a composite, and what may stand beside them: views, and a table put together.

@@ -1,4 +1,4 @@
-"""Spellings of linear layers, rotary embeddings and attention; see ``spellings``."""
+"""Spellings of linear layers, rotary embeddings and attention; see ``spelling``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spellings import COMPOSITES, Choices, _softmax, composite
-
-__all__ = ["COMPOSITES"]
+from spelling import Choices, composite
+from spellings import _softmax
 
 # ---------------------------------------------------------------------------------------------- linear
 
@@ -215,7 +214,7 @@ def _masked(p: Choices, scores: Tensor, mask: Tensor) -> Tensor:
     "no softmax",
 )
 def attention(p: Choices, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
-    b, g, _, t, d = p.of("sizes")
+    b, g, _, _, d = p.of("sizes")
     n = p.of("queries a key head") if not p.twin("tiled heads") else 2
     g = 2 if p.twin("tiled heads") else g
     q, k, v = _split(p, "q", q, g * n), _split(p, "k", k, g), _split(p, "v", v, g)

@@ -1,11 +1,10 @@
 """Composites are recognised however people spell them, near misses are not, and every chosen program is right.
 
-The fast tier draws ``FAST`` spellings of each composite; ``FORGE_EQ_SPELLINGS=1000`` draws that many.
+The fast tier draws 20 spellings of each composite, the slow one 1,000. What is not fused is in ``MISSING``.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
@@ -14,14 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import forge_eq
-import spellings_heads  # noqa: F401  (enters its composites)
+import spellings_heads  # noqa: F401  (enters all composites)
 from forge_eq.ops import attention, composite, linalg
 from forge_eq.verify.criterion import difference
+from spelling import COMPOSITES, spell
 from spelling_check import Verdict, judge
-from spellings import COMPOSITES, spell
 
-FAST, BATCH, GOAL = 20, 20, 0.98
-COUNT = int(os.environ.get("FORGE_EQ_SPELLINGS", FAST))
+FAST, SLOW, BATCH, GOAL = 20, 1000, 20, 0.98
 TWINS = [(name, twin) for name, one in COMPOSITES.items() for twin in one.twins]
 
 # What is not fused, and the algebra that it lacks: (composite, axis) -> (choice, why).
@@ -42,19 +40,21 @@ def known(one: Verdict) -> bool:
     return any(c == one.spelling.composite and made.of(axis) == choice for (c, axis), (choice, _) in MISSING.items())
 
 
+@pytest.mark.parametrize("count", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", COMPOSITES)
-def test_spellings_are_recognised(name: str):
-    found = draw(name, COUNT)
+def test_spellings_are_recognised(name: str, count: int):
+    found = draw(name, count)
     assert not [f"{v.spelling}: {v.wrong}" for v in found if v.wrong]
     missed = [v for v in found if not v.fused]
     print(f"{name}: {len(found) - len(missed)} of {len(found)} fused; left {Counter(v.left for v in missed)}")
     assert not [f"{v.spelling}: {v.left}" for v in missed if not known(v)]
-    assert len(found) - len(missed) >= GOAL * len(found) - (COUNT < 100)
+    assert len(found) - len(missed) >= GOAL * len(found) - (count < 100)
 
 
+@pytest.mark.parametrize("count", [4, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "twin"), TWINS, ids=[f"{n}-{t}".replace(" ", "_") for n, t in TWINS])
-def test_near_misses_are_not_fused_and_are_right(name: str, twin: str):
-    found = draw(name, max(4, COUNT // 20), twin)
+def test_near_misses_are_not_fused_and_are_right(name: str, twin: str, count: int):
+    found = draw(name, count, twin)
     assert not [str(v.spelling) for v in found if v.fused]
     assert not [f"{v.spelling}: {v.wrong}" for v in found if v.wrong]
 
@@ -137,9 +137,11 @@ def test_normed_queries_are_fused():
     w = rand(8)
     ops = run(
         lambda q, k, v: (
-            F.rms_norm(q, (8,), w.to(q.dtype), 1e-6) @ F.rms_norm(k, (8,), w.to(q.dtype), 1e-6).mT * 8**-0.5
-        ).softmax(-1)
-        @ v,
+            (F.rms_norm(q, (8,), w.to(q.dtype), 1e-6) @ F.rms_norm(k, (8,), w.to(q.dtype), 1e-6).mT * 8**-0.5).softmax(
+                -1
+            )
+            @ v
+        ),
         *heads(),
     )
     assert attention.attention in ops

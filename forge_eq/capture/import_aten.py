@@ -22,7 +22,7 @@ from torch.fx import Node as FxNode
 
 from forge_eq.capture import targets
 from forge_eq.capture.template import ModuleRef, encode
-from forge_eq.capture.values import DTYPE_NAMES, innermost, refuse, type_of
+from forge_eq.capture.values import DTYPE_NAMES, innermost, parts_read, refuse, type_of
 from forge_eq.errors import ShapeError
 from forge_eq.ir.graph import NOWHERE, Builder, Origin
 from forge_eq.ir.types import TupleType, Type
@@ -123,7 +123,7 @@ class GraphImporter:
             self.out = type_of(node.meta.get("val"))
         except Unsupported as e:
             raise refuse(node, f"{node.target} gives {e}") from None
-        self.parts = _parts(node) if isinstance(self.out, TupleType) else frozenset()
+        self.parts = parts_read(node) if isinstance(self.out, TupleType) else frozenset()
         known = _lookup(target)
         if known is not None:
             found = self.adapted(node, known, args, kwargs)
@@ -243,14 +243,6 @@ class GraphImporter:
         if found is None:
             found = self._origins[key] = Origin(innermost(trace), path)
         return found
-
-
-def _parts(node: FxNode) -> frozenset[int]:
-    """Which results of a call are read; every one where a reader takes the whole."""
-    count = len(node.meta["val"])
-    if any(n.target is not operator.getitem for n in node.users):
-        return frozenset(range(count))
-    return frozenset(n.args[1] % count for n in node.users if n.users)  # type: ignore[operator]
 
 
 def _lookup(target: Any) -> tuple[Op, Any] | None:

@@ -49,7 +49,8 @@ def _einsum(imp: aten.Importer, op: Op, equation: str, operands: Any, *, path: A
         aten.need(len(out) == len(parts[0]), "a sum over one operand")
         return imp.emit(permute, operands, [tuple(parts[0].index(c) for c in out)])
     aten.need(len(parts) == 2 and types[0].dtype in ("f32", "f64"), "this einsum")
-    (a, b), sizes = parts, {}
+    (a, b) = parts
+    sizes: dict[str, Any] = {}
     for labels, t in zip(parts, types, strict=True):
         for label, size in zip(labels, t.shape, strict=True):
             aten.need(sizes.setdefault(label, size) == size, "an axis of size 1 that broadcasts")
