@@ -22,7 +22,7 @@ from torch.fx import Node as FxNode
 
 from forge_eq.capture import targets
 from forge_eq.capture.template import ModuleRef, encode
-from forge_eq.capture.values import DTYPE_NAMES, innermost, refuse, type_of
+from forge_eq.capture.values import DTYPE_NAMES, innermost, parts_read, refuse, type_of
 from forge_eq.errors import ShapeError
 from forge_eq.ir.graph import NOWHERE, Builder, Origin
 from forge_eq.ir.types import TupleType, Type
@@ -31,7 +31,7 @@ from forge_eq.ops.aten import Ref, Unsupported
 from forge_eq.ops.effects import opaque, opaque_effect
 from forge_eq.ops.elementwise import cast
 from forge_eq.ops.leaves import constant
-from forge_eq.ops.movement import device_move, project
+from forge_eq.ops.movement import alias, device_move, project
 from forge_eq.ops.spec import Op
 
 # Adapters refuse by Unsupported; the others mean that a call has a form its adapter does not know.
@@ -51,6 +51,8 @@ class GraphImporter:
         self.submodules: dict[str, Any] = {}
         self.settled: dict[str, int] = {}  # target of a settled assertion or a dissolved block -> how often
         self.out: Any = None
+        self.parts: frozenset[int] = frozenset()
+        self.numbers: dict[int, float] = {}  # node of a tensor without axes that the program writes down -> its value
         self.token = 0
         self._origin = NOWHERE
         self._origins: dict[tuple[str, str], Origin] = {}
@@ -65,6 +67,12 @@ class GraphImporter:
 
     def dtype(self, torch_dtype: Any) -> str:
         return DTYPE_NAMES[torch_dtype]
+
+    def number(self, ref: Ref) -> float | None:
+        node = self.builder.nodes[ref.id]
+        while node.op is device_move or node.op is alias:
+            node = self.builder.nodes[node.inputs[0]]
+        return self.numbers.get(node.id)
 
     # ------------------------------------------------------------------------------ the walk
 
@@ -115,6 +123,7 @@ class GraphImporter:
             self.out = type_of(node.meta.get("val"))
         except Unsupported as e:
             raise refuse(node, f"{node.target} gives {e}") from None
+        self.parts = parts_read(node) if isinstance(self.out, TupleType) else frozenset()
         known = _lookup(target)
         if known is not None:
             found = self.adapted(node, known, args, kwargs)
@@ -122,15 +131,22 @@ class GraphImporter:
                 return found
         return self.opaque(node, args, kwargs)
 
-    def adapted(self, node: FxNode, known: tuple[Op, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref | None:
-        """The call in the vocabulary, or None when it does not say what the call says."""
+    def adapted(self, node: FxNode, known: tuple[Op, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call in the vocabulary (a tuple: its parts one by one), or None when it does not say what the call says."""
         op, adapter = known
         mark = len(self.builder.nodes)
         try:
             if op is cast or op is device_move:
                 _same_device(node)
             found = adapter(self, op, *args, **kwargs) if adapter else self.positional(node.target, op, args, kwargs)
-            if self.type(found) == self.out:
+            if isinstance(found, tuple):
+                items = self.out.items if isinstance(self.out, TupleType) else ()
+                if len(found) == len(items) and all(
+                    i not in self.parts if f is None else self.type(f) == t
+                    for i, (f, t) in enumerate(zip(found, items, strict=True))
+                ):
+                    return found
+            elif self.type(found) == self.out:
                 return found
         except _REFUSALS:
             pass

@@ -152,7 +152,9 @@ class ProgramImport:
             value = program.constants[spec.target]
         self._type(spec.target, value)
         if node.users:
-            self.importer.values[node] = self.importer.constant(spec.target, value)
+            self.importer.values[node] = made = self.importer.constant(spec.target, value)
+            if spec.kind is InputKind.CONSTANT_TENSOR and value.dim() == 0 and _is_number(value):
+                self.importer.numbers[made.id] = float(value)
         self.fqns[spec.target] = self.constants.enter(spec.target, value)[0]
 
     def _results(self, results: Any) -> tuple[list[int], list[tuple[str, Any]], list[WriteBack]]:
@@ -219,3 +221,8 @@ _WHY = {
     "higher_order.wrap_with_set_grad_enabled": "no gradient is taken, so its calls stand without the frame",
     "higher_order.wrap_with_autocast": "autocast is off inside and outside, so its calls stand without the frame",
 }
+
+
+def _is_number(value: torch.Tensor) -> bool:
+    """A float whose value is at hand: data on the meta device and data that is traced have none."""
+    return type(value) is torch.Tensor and value.dtype in (torch.float32, torch.float64) and value.device.type == "cpu"

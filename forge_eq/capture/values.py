@@ -6,6 +6,7 @@ graph can hold gets a type; the rest is named in the refusal. Not here: calls (`
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -69,3 +70,15 @@ def refuse(node: FxNode, reason: str) -> CaptureError:
         reason,
         "keep this call out of the captured module, or rewrite it without what is named here",
     )
+
+
+def parts_read(node: FxNode) -> frozenset[int]:
+    """Which results of a call with several are read; every one where a reader takes the whole."""
+    count = len(node.meta["val"])
+    found: set[int] = set()
+    for user in node.users:
+        index = user.args[1] if user.target is operator.getitem else None
+        if not isinstance(index, int):
+            return frozenset(range(count))
+        found |= {index % count} if user.users else set()
+    return frozenset(found)

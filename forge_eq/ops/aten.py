@@ -1,6 +1,7 @@
 """Adapters from ATen calls to the vocabulary: what an op's ``aten=`` table may hold.
 
-An adapter is ``adapter(imp, op, *args, **kwargs) -> Ref``. ``imp`` is the importer (see
+An adapter is ``adapter(imp, op, *args, **kwargs) -> Ref``, or a tuple of them
+(None for a part that nobody reads). ``imp`` is the importer (see
 :class:`Importer`); ``args`` are the call's arguments, graph values as :class:`Ref`. An adapter raises
 :class:`Unsupported` when the call means something that the op does not: the call then stays opaque.
 """
@@ -35,6 +36,7 @@ class Importer(Protocol):
     """What an adapter may use."""
 
     out: Any  # the captured type of the call's result
+    parts: frozenset[int]  # of a call with several results: which of them are read
 
     def emit(self, op: Op, inputs: Sequence[Ref], attrs: Sequence[Any] = ()) -> Ref: ...
 
@@ -42,6 +44,10 @@ class Importer(Protocol):
 
     def dtype(self, torch_dtype: Any) -> str:
         """The name of a torch dtype."""
+        ...
+
+    def number(self, ref: Ref) -> float | None:
+        """The value of a tensor without axes that the program itself writes down, as ``torch.tensor(2.0)``."""
         ...
 
 
@@ -102,6 +108,9 @@ def binary(imp: Importer, op: Op, a: Any, b: Any, *, alpha: Any = 1) -> Ref:
     need(isinstance(alpha, int | float) and alpha == 1, "alpha")
     need(isinstance(a, Ref) or isinstance(b, Ref), "two numbers")
     dtype = computed_dtype(imp)
+    if isinstance(a, Ref) and isinstance(b, Ref) and dtype in ("f32", "f64") and tensor(imp, a).rank > 0:
+        number = imp.number(b)
+        b = b if number is None else number
     return imp.emit(op, [operand(imp, a, dtype), operand(imp, b, dtype)])
 
 
@@ -120,6 +129,8 @@ def compare(imp: Importer, op: Op, a: Any, b: Any) -> Ref:
     ta = tensor(imp, a)
     if isinstance(b, Ref):
         need(tensor(imp, b).dtype == ta.dtype, "mixed dtypes")
+    elif ta.dtype == "bool" and type(b) is int and b in (0, 1):
+        b = bool(b)  # torch compares a bool with a number as 0 or 1
     return imp.emit(op, [a, operand(imp, b, ta.dtype)])
 
 

@@ -39,7 +39,7 @@ gelu = op(
     "gelu(x) -> y",
     "x times the normal distribution function of x.",
     shape=shapes.floating(),
-    define=lambda x: mul(mul(x, 0.5), add(erf(mul(x, 0.7071067811865476)), 1.0)),
+    define=lambda x: mul(mul(x, add(erf(mul(x, 0.7071067811865476)), 1.0)), 0.5),
     recognise=True,
     torch=F.gelu,
     traits=SMOOTH,
@@ -51,7 +51,7 @@ gelu_tanh = op(
     "The tanh approximation of gelu.",
     shape=shapes.floating(),
     aten={"aten.gelu.default": _gelu},
-    define=lambda x: mul(mul(x, 0.5), add(tanh(mul(add(x, mul(pow_(x, 3.0), 0.044715)), 0.7978845608028654)), 1.0)),
+    define=lambda x: mul(mul(x, add(tanh(mul(add(x, mul(pow_(x, 3.0), 0.044715)), 0.7978845608028654)), 1.0)), 0.5),
     recognise=True,
     torch=lambda x: F.gelu(x, approximate="tanh"),
     traits=SMOOTH,
@@ -156,6 +156,16 @@ layer_norm = op(
 )
 
 
+def _rms_norm(imp: aten.Importer, op: Op, x: Any, shape: Any, w: Any = None, eps: Any = None) -> aten.Ref:
+    t = aten.tensor(imp, x)
+    aten.need(len(shape) == 1 and t.dtype in EPSILON and isinstance(w, aten.Ref), "this norm")
+    aten.need(aten.tensor(imp, w).dtype == t.dtype, "a gain of another dtype")
+    return imp.emit(op, [x, w], [(t.rank - 1,), EPSILON[t.dtype] if eps is None else float(eps)])
+
+
+EPSILON = {"f32": torch.finfo(torch.float32).eps, "f64": torch.finfo(torch.float64).eps}  # what torch adds by default
+
+
 def _rms(x: torch.Tensor, w: torch.Tensor, axes: Any, eps: float) -> torch.Tensor:
     return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
@@ -164,6 +174,7 @@ rms_norm = op(
     "rms_norm(x, w; axes: ints, eps: float) -> y",
     "x over its root mean square along the last axis, times a gain.",
     shape=_norm_shape,
+    aten={"aten.rms_norm.default": _rms_norm},
     define=lambda x, w, axes, eps: mul(w, mul(x, rsqrt(add(mean(pow_(x, 2.0), axes, True), eps)))),
     recognise=True,
     torch=_rms,
@@ -317,10 +328,17 @@ def _spread(x: TensorType, n: int) -> tuple[Any, ...]:
     return (*x.shape[:-2], n, *x.shape[-2:])
 
 
+def _interleave(imp: aten.Importer, op: Op, x: Any, n: Any, dim: Any = None, *, output_size: Any = None) -> aten.Ref:
+    rank = aten.tensor(imp, x).rank
+    aten.need(isinstance(n, int) and n >= 1 and isinstance(dim, int) and dim % rank == rank - 3, "another axis")
+    return imp.emit(op, [x], [n])
+
+
 repeat_heads = op(
     "repeat_heads(x; n: int) -> y",
     "Every head n times in a row: [.., h, t, d] to [.., h n, t, d].",
     shape=_repeat_shape,
+    aten={"aten.repeat_interleave.self_int": _interleave},
     define=lambda x, n: reshape(
         broadcast_to(reshape(x, compute(lambda t: _spread(t, 1), x)), compute(lambda t, n: _spread(t, n), x, n)),
         compute(lambda t, n: _repeat_shape([t], [n]).shape, x, n),

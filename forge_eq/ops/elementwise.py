@@ -137,13 +137,18 @@ def _power(imp: aten.Importer, op: Op, x: Any, exponent: Any) -> aten.Ref:
     return aten.binary_float(imp, op, x, exponent)
 
 
+def _square(imp: aten.Importer, op: Op, x: Any) -> aten.Ref:
+    """torch computes a square as the power of two."""
+    return _power(imp, op, x, 2.0)
+
+
 pow_ = _binary(
     "pow",
     "a raised to b.",
     lambda xp, a, b: xp.power(a, b),
     torch.pow,
     "power",
-    {"aten.pow.Tensor_Scalar": _power},
+    {"aten.pow.Tensor_Scalar": _power, "aten.square.default": _square},
     shape=broadcast_float,
     exact=False,
 )

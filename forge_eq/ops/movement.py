@@ -81,6 +81,7 @@ permute = op(
         "aten.permute.default": _permute,
         "aten.transpose.int": _transpose,
         "aten.t.default": _reverse,
+        "aten.numpy_T.default": _reverse,
         "aten.mT.default": lambda imp, op, x: _transpose(imp, op, x, -2, -1),
     },
     ref=lambda xp, x, perm: xp.transpose(x, perm),
@@ -98,11 +99,24 @@ swap_last = op(
     cost=MOVE,
     kernel=Kernel("move", lambda g, x: g.transpose(x, g.i64((*range(g.rank(x) - 2), g.rank(x) - 1, g.rank(x) - 2)))),
 )
+
+
+def _repeat(imp: aten.Importer, op: Op, x: Any, counts: Any) -> aten.Ref:
+    """A repeat of axes of size 1 is an expansion; any other one copies in an order that no expansion has."""
+    t = aten.tensor(imp, x)
+    aten.need(all(isinstance(n, int) for n in counts) and len(counts) == t.rank, "this repeat")
+    aten.need(all(n == 1 or d == 1 for n, d in zip(counts, t.shape, strict=True)), "a repeat that tiles")
+    return imp.emit(op, [x], [aten.dims(imp, None)])
+
+
 broadcast_to = op(
     "broadcast_to(x; shape: ints) -> y",
     "x repeated along new or size-1 axes up to shape.",
     shape=expanded,
-    aten=dict.fromkeys(["aten.expand.default", "aten.expand_as.default"], aten.to_shape),
+    aten={
+        **dict.fromkeys(["aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default"], aten.to_shape),
+        "aten.repeat.default": _repeat,
+    },
     ref=lambda xp, x, shape: xp.broadcast_to(x, shape),
     torch=lambda x, shape: x.expand(shape),
     cost=MOVE,
@@ -132,11 +146,32 @@ def _select(imp: aten.Importer, op: Op, x: Any, dim: int, index: Any) -> aten.Re
     return imp.emit(reshape, [row], [aten.dims(imp, None)])
 
 
+def _narrow(imp: aten.Importer, op: Op, x: Any, dim: int, start: Any, length: Any) -> aten.Ref:
+    aten.need(isinstance(start, int) and isinstance(length, int) and start >= 0, "symbolic narrow")
+    return _slice(imp, op, x, dim, start, start + length)
+
+
+def _unbind(imp: aten.Importer, op: Op, x: Any, dim: int = 0) -> Any:
+    """Every index along an axis, as slices."""
+    axis = _axis(imp, x, dim)
+    aten.need(isinstance(imp.out, TupleType), "parts are due")
+    parts = []
+    for i, part in enumerate(imp.out.items):
+        aten.need(part.static, "symbolic parts")
+        parts.append(imp.emit(reshape, [imp.emit(op, [x], [axis, i, i + 1, 1])], [part.shape]))
+    return tuple(parts)
+
+
 slice_ = op(
     "slice(x; axis: int, start: int, stop: int, step: int) -> y",
     "Elements start, start + step, ... before stop along axis.",
     shape=sliced,
-    aten={"aten.slice.Tensor": _slice, "aten.select.int": _select},
+    aten={
+        "aten.slice.Tensor": _slice,
+        "aten.select.int": _select,
+        "aten.narrow.default": _narrow,
+        "aten.unbind.int": _unbind,
+    },
     ref=lambda xp, x, axis, start, stop, step: x[(slice(None),) * axis + (slice(start, stop, step),)],
     torch=lambda x, axis, start, stop, step: x[(slice(None),) * axis + (slice(start, stop, step),)],
     cost=MOVE,
@@ -184,7 +219,14 @@ split = op(
     "Consecutive parts of the given sizes along axis.",
     shape=splitted,
     aten=dict.fromkeys(
-        ["aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.split.sizes"], _split
+        [
+            "aten.split.Tensor",
+            "aten.split_with_sizes.default",
+            "aten.chunk.default",
+            "aten.split.sizes",
+            "aten.tensor_split.sections",
+        ],
+        _split,
     ),
     ref=lambda xp, x, sizes, axis: xp.split(x, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], axis=axis),
     torch=lambda x, sizes, axis: torch.split(x, list(sizes), axis),

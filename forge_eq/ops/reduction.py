@@ -9,6 +9,7 @@ import torch
 
 from forge_eq.ir.types import FLOATS, TensorType
 from forge_eq.ops import aten
+from forge_eq.ops.elementwise import pow_, sub
 from forge_eq.ops.shapes import reduced, require
 from forge_eq.ops.spec import Cost, Kernel, Op, Traits, op
 
@@ -32,19 +33,49 @@ def _sum_shape(types: Any, attrs: Any) -> TensorType:
 
 
 def _reduce(
-    name: str, doc: str, ref: Callable[..., Any], run: Callable[..., Any], ov: str, names: list[str], shape: Any
+    name: str,
+    doc: str,
+    ref: Callable[..., Any],
+    run: Callable[..., Any],
+    ov: str,
+    names: list[str],
+    shape: Any,
+    more: dict[str, Any] | None = None,
 ) -> Op:
     return op(
         f"{name}(x; axes: ints, keepdim: bool) -> y",
         doc,
         shape=shape,
-        aten=dict.fromkeys(names, aten.reduction),
+        aten={**dict.fromkeys(names, aten.reduction), **(more or {})},
         ref=ref,
         torch=run,
         traits=Traits(exact=name == "amax"),
         cost=Cost(flops=_elements),
         kernel=Kernel("vector", lambda g, x, axes, keepdim: getattr(g, ov)(x, g.i64(axes), keepdim)),
     )
+
+
+def _var(
+    imp: aten.Importer, op: Op, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> aten.Ref:
+    """The mean of the squared distances from the mean. With a correction it is no mean, and stays opaque."""
+    t = aten.tensor(imp, x)
+    aten.need(correction == 0 and t.dtype in ("f32", "f64") and imp.out.dtype == t.dtype, "this variance")
+    axes = aten.axes_of(imp, x, dim)
+    centred = imp.emit(sub, [x, imp.emit(op, [x], [axes, True])])
+    square = imp.emit(pow_, [centred, aten.operand(imp, 2.0, t.dtype)])
+    return imp.emit(op, [square], [axes, bool(keepdim)])
+
+
+def _var_dim(imp: aten.Importer, op: Op, x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> aten.Ref:
+    return _var(imp, op, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+def _max_dim(imp: aten.Importer, op: Op, x: Any, dim: int, keepdim: bool = False) -> Any:
+    """The values alone, where nothing reads the positions."""
+    t = aten.tensor(imp, x)
+    aten.need(imp.parts <= {0} and t.rank > 0, "positions of the largest values")
+    return (imp.emit(op, [x], [aten.axes_of(imp, x, dim), bool(keepdim)]), None)
 
 
 sum_ = _reduce(
@@ -64,6 +95,7 @@ mean = _reduce(
     "reduce_mean",
     ["aten.mean.dim", "aten.mean.default"],
     _shape,
+    {"aten.var.dim": _var_dim, "aten.var.correction": _var},
 )
 amax = _reduce(
     "amax",
@@ -73,4 +105,5 @@ amax = _reduce(
     "reduce_max",
     ["aten.amax.default"],
     _shape,
+    {"aten.max.dim": _max_dim},
 )

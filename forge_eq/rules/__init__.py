@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forge_eq.rules import (  # noqa: F401  (importing a family enters its rules)
     algebra,
+    arithmetic,
     attention,
     composites,
     constants,
@@ -13,6 +14,7 @@ from forge_eq.rules import (  # noqa: F401  (importing a family enters its rules
     fusion,
     layout,
     simplify,
+    statistics,
 )
 from forge_eq.rules.dsl import REGISTRY, Attr, Guard, Rule, RuleSet, both, rule, to, together
 

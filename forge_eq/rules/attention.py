@@ -6,6 +6,7 @@ If a second pattern is needed that differs only in spelling, a missing algebra r
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
 from forge_eq.ops.composite import repeat_heads, softmax
@@ -13,7 +14,7 @@ from forge_eq.ops.elementwise import add, mul, where
 from forge_eq.ops.linalg import matmul, matmul_nt
 from forge_eq.ops.spec import Var, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
-from forge_eq.rules.guards import is_last_axis, moderate
+from forge_eq.rules.guards import fact, is_last_axis, moderate
 
 DEFINITION = "definition of scaled dot product attention (Vaswani et al. 2017, eq. 1)"
 LAST = is_last_axis("a", "q")
@@ -43,6 +44,28 @@ def masked(q: Var, k: Var, v: Var, m: Var, s: Attr, a: Attr) -> Equation:
     return to(
         matmul(softmax(where(m, mul(matmul_nt(q, k), lit(s)), -math.inf), a), v), attention_mask(q, k, v, m, s, "nan")
     )
+
+
+@rule("attention", exact="real", source=DEFINITION, when=[LAST])
+def biased_unscaled(q: Var, k: Var, v: Var, b: Var, a: Attr) -> Equation:
+    """An additive bias on plain products (T5)."""
+    return to(matmul(softmax(add(matmul_nt(q, k), b), a), v), attention_bias(q, k, v, b, 1.0, "nan"))
+
+
+@rule("attention", exact="real", source=DEFINITION, when=[LAST])
+def masked_unscaled(q: Var, k: Var, v: Var, m: Var, a: Attr) -> Equation:
+    """A mask of bools on plain products."""
+    return to(matmul(softmax(where(m, matmul_nt(q, k), -math.inf), a), v), attention_mask(q, k, v, m, 1.0, "nan"))
+
+
+def _is_scale(s: Any) -> bool:
+    return isinstance(s, float) and 1e-6 <= s <= 1e6
+
+
+@rule("attention", exact="bit", source="s times minus infinity", when=[fact("is_scale", _is_scale, "s")])
+def scale_under_mask(x: Var, m: Var, s: Attr) -> Equation:
+    """A scale after the mask. A negative one would turn the mask's sign, a tiny one is 0 and makes it NaN."""
+    return to(mul(where(m, x, -math.inf), lit(s)), where(m, mul(x, lit(s)), -math.inf))
 
 
 GROUPED = "each key head serves a run of query heads (Ainslie et al. 2023, grouped-query attention)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from forge_eq.ops.composite import half, repeat_heads, rotate_half
-from forge_eq.ops.elementwise import neg
+from forge_eq.ops.composite import half, repeat_heads, rope, rotate_half
+from forge_eq.ops.elementwise import add, mul, neg, sub
 from forge_eq.ops.movement import broadcast_to, concat, reshape, slice_
 from forge_eq.ops.spec import Var, compute
 from forge_eq.rules.dsl import Attr, Equation, rule, to
@@ -49,3 +49,25 @@ REPEATS_HEADS = fact("repeats_heads", _is_repeat, "x", "s", "w", "r")
 def repeat_heads_from_expand(x: Var, s: Attr, w: Attr, r: Attr) -> Equation:
     """How transformers spells grouped-query attention."""
     return to(reshape(broadcast_to(reshape(x, s), w), r), repeat_heads(x, compute(_count, w)))
+
+
+def _half_tables(x: Any, y: Any, c: Any, s: Any, a: Any) -> bool:
+    size = x.shape[-1] if x.rank else None
+    return bool(x.shape == y.shape and a == x.rank - 1 and all(t.rank and t.shape[-1] == size for t in (c, s)))
+
+
+def _last(t: Any) -> int:
+    return int(t.rank - 1)
+
+
+@rule(
+    "composites",
+    exact="real",
+    source="rotate_half exchanges the halves and negates the second",
+    when=[fact("half_tables", _half_tables, "x", "y", "c", "s", "a")],
+)
+def rope_from_halves(x: Var, y: Var, c: Var, s: Var, a: Attr) -> Equation:
+    """Rotary embeddings that turn each half by tables of half the width."""
+    turned = concat(sub(mul(x, c), mul(y, s)), add(mul(y, c), mul(x, s)), a)
+    cos, sin = (concat(t, t, compute(_last, t)) for t in (c, s))
+    return to(turned, rope(concat(x, y, a), cos, sin))

@@ -103,6 +103,18 @@ def softmax_of_any_axis(x: Var, a: Attr) -> Equation:
 
 
 @wrong(exact="real")
+def softmax_without_shift(x: Var, a: Attr) -> Equation:
+    """A shift cancels in the quotient. With an infinity in the row the plain form gives zeros, the shifted one NaN."""
+    return to(div(exp(x), sum_(exp(x), a, True)), softmax(x, a))
+
+
+@wrong(exact="bit")
+def scale_under_mask_of_any_sign(x: Var, m: Var, s: Attr) -> Equation:
+    """A negative scale makes plus infinity of the mask's minus infinity."""
+    return to(mul(where(m, x, -math.inf), lit(s)), where(m, mul(x, lit(s)), -math.inf))
+
+
+@wrong(exact="real")
 def softmax_passes_matmul(x: Var, w: Var, a: Attr) -> Equation:
     """Normalising early would save work."""
     return to(softmax(matmul(x, w), a), matmul(softmax(x, a), w))
@@ -260,6 +272,8 @@ rejected = RuleSet(
         scale_twice,
         tiled_heads_are_grouped,
         softmax_of_any_axis,
+        softmax_without_shift,
+        scale_under_mask_of_any_sign,
         softmax_passes_matmul,
         gate_and_up_swapped,
         eps_outside_root,

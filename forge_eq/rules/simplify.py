@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from forge_eq.ops.elementwise import cast, where
+from forge_eq.ops.elementwise import cast, eq, logical_not, where
 from forge_eq.ops.movement import (
     alias,
     broadcast_to,
@@ -118,6 +119,16 @@ def concat_of_one(x: Var, a: Attr) -> Equation:
     return to(concat(x, a), x)
 
 
+def _covers(t: Any, axis: int, stop: int) -> bool:
+    return bool(t.shape[axis] == stop)
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[fact("covers", _covers, "x", "a", "n")])
+def halves_joined(x: Var, a: Attr, m: Attr, n: Attr) -> Equation:
+    """Two slices that meet, one after the other."""
+    return to(concat(slice_(x, a, 0, m, 1), slice_(x, a, m, n, 1), a), x)
+
+
 def _start(sizes: Any, i: int) -> int:
     return int(sum(sizes[:i]))
 
@@ -136,3 +147,21 @@ def part_is_slice(x: Var, s: Attr, a: Attr, i: Attr) -> Equation:
 def where_same(c: Var, x: Var) -> Equation:
     """Both branches are one value; the guard is that the condition does not broadcast it (types agree)."""
     return to(where(c, x, x), x)
+
+
+@rule("simplify", exact="bit", source="a choice by the opposite")
+def where_not(c: Var, x: Var, y: Var) -> Equation:
+    """Two libraries mean opposite things by a mask of bools; the branches say which."""
+    return to(where(logical_not(c), x, y), where(c, y, x))
+
+
+@rule("simplify", exact="bit", source="a choice by the opposite")
+def fill_is_where(c: Var, y: Var) -> Equation:
+    """A mask that says what to hide, as masked_fill takes it, as one that says what to keep."""
+    return to(where(c, -math.inf, y), where(logical_not(c), y, -math.inf))
+
+
+@rule("simplify", exact="bit", source="a bool that is False is not True")
+def is_false(c: Var) -> Equation:
+    """mask == 0."""
+    return to(eq(c, False), logical_not(c))

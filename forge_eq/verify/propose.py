@@ -19,7 +19,8 @@ Shape = tuple[Any, ...]
 POOLS: list[Shape] = [(1, 2, 3), (2, 3), (1, 2), (2,), (1, 3), (3,), (2, 4), (1, 2, 4), (0, 1, 2), (0, 2)]
 SYMBOLIC: list[Shape] = [(Sym("s0"), 2), (Sym("s0"),), (Sym("s0"), 1, 3), (Sym("s0"), Sym("s1"), 2)]
 DTYPES = ("f32", "f32", "f32", "i64", "bool", "f64")
-FLOAT_LITERALS = (1.0, 0.5, 2.0, -2.0, 0.125, 3.0, 0.7, -1.5, 1e-5, 0.0, -0.0)
+# The last two are what programs write for sqrt(1/2) and sqrt(2/pi), one place off what definitions write.
+FLOAT_LITERALS = (1.0, 0.5, 2.0, -2.0, 0.125, 3.0, 0.7, -1.5, 1e-5, 0.0, -0.0, 0.7071067811865475, 0.7978845608)
 EXTREME_LITERALS = (math.inf, -math.inf, math.nan, 1e200, 1e200, 1e308, -1e308, 1e-200)
 TEXTS = {"empty": ("nan", "zero"), "act": tuple(ACTIVATIONS)}  # what an attribute of kind str may be
 

@@ -26,7 +26,11 @@ EFFORT = 1_000_000  # z3 resource units for one instance, some seconds; the defa
 LAST_STOP = 120_000  # milliseconds; only for a step of z3 that counts no units
 ELEMENTS = 40  # of all tensors of an instance together
 
-TESTED_ONLY: dict[str, str] = {}  # rule id -> why z3 has no theory for it
+TESTED_ONLY: dict[str, str] = {  # rule id -> why z3 has no theory for it
+    "arithmetic/rounded_number": "two floats stand for one irrational number, which z3 does not know",
+    "arithmetic/silu_by_tanh": "tanh and exp are uninterpreted: z3 does not know what joins them",
+    "attention/scale_under_mask": "an infinity is an unknown number, which a factor changes",
+}
 
 
 @dataclass

@@ -164,12 +164,17 @@ def _divide(a: Any, b: Any) -> Any:
 
 
 def _power(a: Any, b: Any) -> Elem:
-    """Small whole constant exponents are products; other powers are uninterpreted."""
+    """Small whole constant exponents are products, -1 and the halves what they mean; other powers are uninterpreted."""
     import z3
 
     e = z3.simplify(_real(b))
     if z3.is_rational_value(e) and e.as_fraction() in (1, 2, 3, 4):
         return Elem(math.prod([_real(a)] * (int(e.as_fraction()) - 1), start=_real(a)))
+    if z3.is_rational_value(e) and e.as_fraction() == -1:
+        return _inverse(a)
+    if z3.is_rational_value(e) and abs(e.as_fraction()) == Fraction(1, 2):
+        root = apply("sqrt", a)
+        return root if e.as_fraction() > 0 else _inverse(root)
     return apply("pow", a, b)
 
 
