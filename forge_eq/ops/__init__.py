@@ -5,7 +5,17 @@ Reading order: ``spec`` (how an op is declared), then the families. Importing th
 
 from __future__ import annotations
 
-from forge_eq.ops import attention, composite, effects, elementwise, leaves, linalg, movement, reduction  # noqa: F401
+from forge_eq.ops import (  # noqa: F401
+    attention,
+    composite,
+    convolution,
+    effects,
+    elementwise,
+    leaves,
+    linalg,
+    movement,
+    reduction,
+)
 from forge_eq.ops.spec import ATEN, REGISTRY, Op, Term, lit
 
 __all__ = ["ATEN", "REGISTRY", "Op", "Term", "lit"]

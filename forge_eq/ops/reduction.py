@@ -32,19 +32,31 @@ def _sum_shape(types: Any, attrs: Any) -> TensorType:
 
 
 def _reduce(
-    name: str, doc: str, ref: Callable[..., Any], run: Callable[..., Any], ov: str, names: list[str], shape: Any
+    name: str, doc: str, ref: Callable[..., Any], run: Callable[..., Any], ov: str, names: Any, shape: Any
 ) -> Op:
     return op(
         f"{name}(x; axes: ints, keepdim: bool) -> y",
         doc,
         shape=shape,
-        aten=dict.fromkeys(names, aten.reduction),
+        aten=names if isinstance(names, dict) else dict.fromkeys(names, aten.reduction),
         ref=ref,
         torch=run,
         traits=Traits(exact=name == "amax"),
         cost=Cost(flops=_elements),
         kernel=Kernel("vector", lambda g, x, axes, keepdim: getattr(g, ov)(x, g.i64(axes), keepdim)),
     )
+
+
+def _global_mean(space: int) -> aten.Adapter:
+    """Adaptive pooling to one value: the mean over the axes of space."""
+
+    def adapter(imp: aten.Importer, op: Op, x: Any, size: Any) -> aten.Ref:
+        t = aten.tensor(imp, x)
+        one = all(isinstance(s, int) and s == 1 for s in size)
+        aten.need(one and t.dtype in ("f32", "f64"), "pooling to several values")
+        return imp.emit(op, [x], [tuple(range(t.rank - space, t.rank)), True])
+
+    return adapter
 
 
 sum_ = _reduce(
@@ -62,7 +74,11 @@ mean = _reduce(
     lambda xp, x, axes, keep: xp.mean(x, axis=axes, keepdims=keep),
     lambda x, axes, keep: torch.mean(x, dim=axes, keepdim=keep) if axes else x.clone(),
     "reduce_mean",
-    ["aten.mean.dim", "aten.mean.default"],
+    {
+        **dict.fromkeys(["aten.mean.dim", "aten.mean.default"], aten.reduction),
+        "aten.adaptive_avg_pool1d.default": _global_mean(1),
+        "aten.adaptive_avg_pool2d.default": _global_mean(2),
+    },
     _shape,
 )
 amax = _reduce(

@@ -118,6 +118,22 @@ def concat_of_one(x: Var, a: Attr) -> Equation:
     return to(concat(x, a), x)
 
 
+def _is_empty(t: Any, axis: int) -> bool:
+    return bool(t.shape[axis] == 0)
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[fact("is_empty", _is_empty, "y", "a")])
+def concat_before_nothing(x: Var, y: Var, a: Attr) -> Equation:
+    """Phi3 joins the rotated part of a head with the rest of it, of which there is none."""
+    return to(concat(x, y, a), x)
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[fact("is_empty", _is_empty, "x", "a")])
+def concat_after_nothing(x: Var, y: Var, a: Attr) -> Equation:
+    """A cache that is empty before the first token."""
+    return to(concat(x, y, a), y)
+
+
 def _start(sizes: Any, i: int) -> int:
     return int(sum(sizes[:i]))
 
