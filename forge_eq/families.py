@@ -87,6 +87,7 @@ def _lfm2_layers(count: int, attention: tuple[int, ...]) -> list[str]:
     return ["full_attention" if i in attention else "conv" for i in range(count)]
 
 
+_NO_TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)  # special ones within any vocabulary
 _TINY = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 _TINY_HEADS = {**_TINY, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 
@@ -95,7 +96,7 @@ FAMILIES: dict[str, Family] = {
         "GPT2",
         "LMHeadModel",
         {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12},
-        {"vocab_size": 97, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4},
+        {"vocab_size": 97, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, **_NO_TOKENS},
         _tokens,
         Logits,
         "GPT-2 (125M)",
@@ -162,7 +163,7 @@ FAMILIES: dict[str, Family] = {
             "tie_word_embeddings": True,
             "rope_parameters": _llama3(32.0),
         },
-        {**_TINY_HEADS, "head_dim": 8},
+        {**_TINY_HEADS, "head_dim": 8, "max_position_embeddings": 16384},
         _tokens,
         Logits,
         "Llama-3.2-1B",
@@ -207,7 +208,7 @@ FAMILIES: dict[str, Family] = {
             "tie_word_embeddings": False,
             "rope_parameters": _llama3(8.0),
         },
-        _TINY_HEADS,
+        {**_TINY_HEADS, "max_position_embeddings": 16384},
         _tokens,
         Logits,
         "Llama-3.1-8B",
@@ -292,7 +293,7 @@ FAMILIES: dict[str, Family] = {
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": False,
         },
-        {**_TINY_HEADS, "sliding_window": 5, "pad_token_id": 0},
+        {**_TINY_HEADS, "sliding_window": 5, **_NO_TOKENS},
         _tokens,
         Logits,
     ),
@@ -338,10 +339,8 @@ FAMILIES: dict[str, Family] = {
             "encoder_ffn_dim": 64,
             "max_source_positions": 10,
             "vocab_size": 97,
-            "pad_token_id": 0,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
             "decoder_start_token_id": 0,
+            **_NO_TOKENS,
         },
         _sound,
         Hidden,
@@ -353,7 +352,7 @@ FAMILIES: dict[str, Family] = {
         {"depths": (3, 4, 6, 3), "width": 64, "classes": 1000, "image_size": 224},
         {"depths": (1, 1), "width": 8, "classes": 7, "image_size": 32},
         _pixels,
-        torch.nn.Sequential,
+        lambda model: model,
         depth="",
     ),
 }
@@ -373,6 +372,7 @@ def build(
     attention: str = "sdpa",
     *,
     layers: int | None = None,
+    vocabulary: int | None = None,
     tiny: bool = False,
     meta: bool = False,
 ) -> Model:
@@ -382,6 +382,7 @@ def build(
         tokens: length of the example input of a text model.
         attention: ``"sdpa"`` or ``"eager"``.
         layers: keep only the first so many; the model's name then says so.
+        vocabulary: keep only so many tokens of a text model's; the name then says so.
         tiny: small sizes, two layers.
         meta: no weights at all: capture it under ``torch.device("meta")``.
 
@@ -392,16 +393,22 @@ def build(
         raise InputError("families", name, "is not a family", f"use one of {', '.join(FAMILIES)}")
     family, whole = FAMILIES[name], layers_of(name, tiny)
     config = {**family.config, **(family.tiny if tiny else {})}
-    called = f"{name}-tiny" if tiny else name
+    called, cut = f"{name}-tiny" if tiny else name, list[str]()
     if layers is not None and layers != whole:
         if not 0 < layers < whole or not family.depth:
             raise InputError("families", name, f"cannot have {layers} of its {whole} layers", "ask for fewer layers")
         config |= {family.depth: layers}
         if "layer_types" in config:
             config["layer_types"] = config["layer_types"][:layers]
-        called = f"{called} ({layers} of {whole} layers)"
+        cut.append(f"{layers} of {whole} layers")
+    if vocabulary is not None and vocabulary < config.get("vocab_size", 0):
+        cut.append(f"{vocabulary} of {config['vocab_size']} tokens")
+        config |= {"vocab_size": vocabulary, **_NO_TOKENS}
+    if cut:
+        called = f"{called} ({', '.join(cut)})"
     with torch.device("meta") if meta else contextlib.nullcontext(), seeded():
         module = _module(family, config, attention)
+        _disturb(module)
     x = family.inputs(config, tokens)
     return Model(called, family.wrap(module).eval(), (x.to("meta") if meta else x,))
 
@@ -415,6 +422,14 @@ def _module(family: Family, config: Mapping[str, Any], attention: str) -> torch.
     place = transformers.models.whisper.modeling_whisper if family.kind == "Whisper" else transformers
     model: torch.nn.Module = getattr(place, family.kind + family.head)(made, **family.options)
     return model
+
+
+def _disturb(module: torch.nn.Module) -> None:
+    """Gains and biases that are not all one or zero: else a program that drops them would still be right."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() == 1 and not parameter.is_meta:
+                parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}

@@ -34,8 +34,8 @@ class ResNet(nn.Module):
 
     def __init__(self, depths: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.stem, self.norm = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)
+        self.relu, self.pool = nn.ReLU(), nn.MaxPool2d(3, 2, 1)
         blocks: list[nn.Module] = []
         cin = width
         for stage, depth in enumerate(depths):
@@ -61,6 +61,6 @@ class ResNet(nn.Module):
                 nn.init.uniform_(m.bias, -0.2, 0.2)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        x = self.mean(self.blocks(self.pool(self.stem(pixels))))
+        x = self.mean(self.blocks(self.pool(self.relu(self.norm(self.stem(pixels))))))
         out: torch.Tensor = self.head(torch.flatten(x, 1))
         return out

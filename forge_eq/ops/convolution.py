@@ -202,15 +202,12 @@ conv = op(
 )
 
 
-def _bias_column(w: Any) -> tuple[int, ...]:
-    return (w.shape[0], *[1] * (w.rank - 2))
-
-
 conv_bias = op(
     "conv_bias(x, w, b; strides: ints, begin: ints, end: ints, dilation: ints, groups: int) -> y",
     "A convolution and a number per channel of the result.",
     shape=_conv_shape,
-    define=lambda x, w, b, *attrs: add(conv(x, w, *attrs), reshape(b, compute(_bias_column, w))),
+    # No definition: the bias is part of the kernel that convolves, not a fusion that could cost efficiency.
+    ref=lambda xp, x, w, b, *attrs: xp.add(_conv_ref(xp, x, w, *attrs), xp.reshape(b, (-1, *[1] * (w.ndim - 2)))),
     torch=_conv_torch,
     traits=INEXACT,
     cost=CONV,
