@@ -53,15 +53,16 @@ def test_every_layer_is_recognised_and_nothing_is_opaque(name: str, attention: s
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_captured_layers_are_not_as_expected_already(name: str) -> None:
-    assert faults(job(name, "sdpa")["capture"], family(name, tiny=True))
+    attention = "sdpa" if name == "resnet-50" else "eager"  # a captured sdpa call is attention already
+    assert faults(job(name, attention)["capture"], family(name, tiny=True))
 
 
-@pytest.mark.parametrize(("name", "attention"), EXPORTS)
+@pytest.mark.parametrize(("name", "attention"), [*((n, "sdpa") for n in FAMILIES), ("gemma3-1b", "eager")])
 def test_the_compiled_program_is_as_good_as_torch(name: str, attention: str) -> None:
     pytest.importorskip("openvino", reason="segments run on OpenVINO")
     model = build(name, 16, attention, tiny=True)
     program = forge_eq.compile(model.module, model.args, threads=1)
-    assert [r.kind for r in program.remarks] == ["passed"]
+    assert {r.kind for r in program.remarks} == {"passed"}
     for _, inputs in probes(model.args, seed=7):
         with torch.no_grad():
             want, got = model.module(*inputs), program(*inputs)
