@@ -19,13 +19,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from sheet import PAPER, Sheet, arguments, finish, one_of, paper, progress, tell, where
-from stages import MIB, OWN, linear, peak
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from forge_eq.families import FAMILIES, layers_of
+from layer_patterns import family, faults, patterns
+from sheet import PAPER, ROOT, Sheet, arguments, finish, one_of, paper, progress, tell, where
+from stages import MIB, OWN, linear, peak
 
 RESTRICTED = "restricted-npu"
 CUT = 0.42  # of the transitions, unless no order needs fewer
@@ -90,8 +89,6 @@ def captured(name: str, tokens: int, layers: int | None = None) -> tuple[Any, fl
 
 def full(name: str, tokens: int) -> dict[str, Any]:
     """Capture to allocation of the published size, for the native target and the restricted one."""
-    from layer_patterns import family, faults, patterns
-
     from forge_eq.alloc.linear_scan import allocate
     from forge_eq.options import Options
     from forge_eq.pipeline import Job, run
@@ -127,7 +124,7 @@ def transitions(figures: Any) -> list[int]:
     return [figures.transitions_before, figures.transitions, figures.transitions_least]
 
 
-def run_child(name: str, tokens: int) -> dict[str, Any]:
+def execute(name: str, tokens: int) -> dict[str, Any]:
     """A truncated model with weights, compiled and compared with torch on inputs that it was not compiled with."""
     import torch
 
@@ -170,7 +167,7 @@ def growth_child(name: str, tokens: int) -> dict[str, list[float]]:
     return samples
 
 
-CHILDREN = {"full": full, "run": run_child, "growth": growth_child}
+CHILDREN = {"full": full, "run": execute, "growth": growth_child}
 
 # ------------------------------------------------------------------------------------------------ tables
 

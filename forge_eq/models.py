@@ -83,7 +83,8 @@ def smollm2(tokens: int = 128, attention: str = "sdpa") -> Model:
             folder, gguf_file=SMOLLM2_FILE, dtype=torch.float32, local_files_only=True, attn_implementation=attention
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2_FILE, local_files_only=True)
-    return Model("smollm2", Logits(model).eval(), (random_tokens(tokens, model.config.vocab_size),), tokenizer=tokenizer)
+    inputs = (random_tokens(tokens, model.config.vocab_size),)
+    return Model("smollm2", Logits(model).eval(), inputs, tokenizer=tokenizer)
 
 
 def minilm(tokens: int = 128, attention: str = "sdpa") -> Model:

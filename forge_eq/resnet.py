@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, each with batch norm, around a shortcut: ``[n, cin, h, w] -> [n, 4 width, ..]``."""
+    """1x1, 3x3 and 1x1 convolutions, each with batch norm, and a shortcut: ``[n, cin, h, w] -> [n, 4 width, ..]``."""
 
     def __init__(self, cin: int, width: int, stride: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images to class scores: ``float[n, 3, size, size] -> float[n, classes]``. ``depths`` (3, 4, 6, 3) is ResNet-50."""
+    """Images to class scores: ``float[n, 3, size, size] -> float[n, classes]``; the defaults are ResNet-50."""
 
     def __init__(self, depths: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from forge_eq.ops import attention, composite, convolution, elementwise, linalg, movement, reduction
+from forge_eq.ops import attention, composite, convolution, elementwise, linalg, movement, pooling, reduction
 from forge_eq.ops.spec import Op
 
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
@@ -230,8 +230,8 @@ SAMPLES: dict[Op, Any] = {
     convolution.conv: convolutions,
     convolution.conv_bias: lambda: convolutions(bias=True),
     convolution.batch_norm: batch_norms,
-    convolution.max_pool: lambda: pools(True),
-    convolution.avg_pool: lambda: pools(False),
+    pooling.max_pool: lambda: pools(True),
+    pooling.avg_pool: lambda: pools(False),
     attention.attention: lambda: ((parts, (scale,)) for parts, _, scale in qkv()),
     attention.attention_causal: lambda: ((parts, (scale,)) for parts, _, scale in qkv()),
     attention.attention_bias: lambda: masked(bias=True),
@@ -261,7 +261,7 @@ def special_cases(op: Op) -> list[Sample]:
     if op is composite.softmax:
         rows = [torch.where(torch.arange(n) == n // 2, s, torch.arange(n) * 0.1) for s in SPECIAL for n in (4, 17)]
         return [([x], ((0,),)) for x in [*rows, torch.full((5,), -math.inf), torch.full((17,), -math.inf)]]
-    if op is convolution.max_pool:
+    if op is pooling.max_pool:
         rows = [torch.where(torch.arange(n) == n // 2, s, torch.arange(n) * 0.1) for s in SPECIAL for n in (4, 17)]
         rows += [torch.full((5,), -math.inf), SPECIAL]
         return [([x[None, None]], ((2,), (1,), (1,), (1,), (1,))) for x in rows]

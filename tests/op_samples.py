@@ -12,7 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from forge_eq.ops import REGISTRY, attention, composite, convolution, elementwise, leaves, linalg, movement, reduction
+from forge_eq.ops import (
+    REGISTRY,
+    attention,
+    composite,
+    convolution,
+    elementwise,
+    leaves,
+    linalg,
+    movement,
+    pooling,
+    reduction,
+)
 from forge_eq.ops.spec import Op
 
 Sample = tuple[list[Any], tuple[Any, ...]]
@@ -303,7 +314,7 @@ def literal(rng: np.random.Generator) -> Iterator[Sample]:
     yield [], (0.5,)
 
 
-E, C, M, R, L, A, V = elementwise, composite, movement, reduction, linalg, attention, convolution
+E, C, M, R, L, A, V, P = elementwise, composite, movement, reduction, linalg, attention, convolution, pooling
 
 SAMPLERS: dict[Op, Sampler] = {
     **dict.fromkeys(
@@ -312,7 +323,8 @@ SAMPLERS: dict[Op, Sampler] = {
     C.gelu: finite,
     **dict.fromkeys([E.neg, E.abs_, E.relu, M.alias, M.contiguous, M.device_move], same_type),
     **dict.fromkeys([E.add, E.mul, E.sub, E.maximum, E.minimum, E.eq, E.ne, E.lt, E.le, E.gt, E.ge], numbers),
-    E.div: floats, C.swiglu: same_shape_floats, C.geglu: same_shape_floats, E.pow_: powers, E.where: where, E.clamp: clamp, E.cast: cast,
+    **dict.fromkeys([C.swiglu, C.geglu], same_shape_floats),
+    E.div: floats, E.pow_: powers, E.where: where, E.clamp: clamp, E.cast: cast,
     E.logical_and: bools(2), E.logical_or: bools(2), E.logical_not: bools(1),
     M.reshape: reshape, M.permute: permute, M.swap_last: matrices, M.broadcast_to: broadcast, M.slice_: slices,
     M.concat: concat, M.split: split, M.project: project, M.dropout_eval: dropout,
@@ -325,7 +337,7 @@ SAMPLERS: dict[Op, Sampler] = {
     A.attention: plain_attention, A.attention_causal: plain_attention,
     A.attention_mask: masked_attention(True), A.attention_bias: masked_attention(False),
     V.conv: convolution_of(False), V.conv_bias: convolution_of(True), V.batch_norm: batch_norm,
-    V.max_pool: pool(True), V.avg_pool: pool(False),
+    P.max_pool: pool(True), P.avg_pool: pool(False),
     leaves.literal: literal,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The families: every layer of every architecture recognised, nothing opaque, tied weights one leaf, results as torch's.
+"""The families: every layer of every architecture recognised, nothing opaque, tied weights one leaf, results right.
 
 The fast tier has every architecture at small sizes; the slow one the published sizes without weights.
 """

@@ -14,6 +14,7 @@ from forge_eq.ops import (  # noqa: F401
     leaves,
     linalg,
     movement,
+    pooling,
     reduction,
 )
 from forge_eq.ops.spec import ATEN, REGISTRY, Op, Term, lit

@@ -63,9 +63,7 @@ def cut_conv(x: Var, w: Var, s: Attr, p: Attr, q: Attr, d: Attr, n: Attr, a: Att
 
 
 @rule("convolution", exact="real", source=CUT)
-def cut_conv_bias(
-    x: Var, w: Var, b: Var, s: Attr, p: Attr, q: Attr, d: Attr, n: Attr, a: Attr, t: Attr
-) -> Equation:
+def cut_conv_bias(x: Var, w: Var, b: Var, s: Attr, p: Attr, q: Attr, d: Attr, n: Attr, a: Attr, t: Attr) -> Equation:
     """The same with a bias."""
     less = compute(less_padding, x, w, s, p, q, d, a, t)
     return to(slice_(conv_bias(x, w, b, s, p, q, d, n), a, 0, t, 1), conv_bias(x, w, b, s, p, less, d, n))
