@@ -118,20 +118,16 @@ def concat_of_one(x: Var, a: Attr) -> Equation:
     return to(concat(x, a), x)
 
 
-def _is_empty(t: Any, axis: int) -> bool:
-    return bool(t.shape[axis] == 0)
-
-
-@rule("simplify", exact="bit", source=AXIOM, when=[fact("is_empty", _is_empty, "y", "a")])
-def concat_before_nothing(x: Var, y: Var, a: Attr) -> Equation:
+@rule("simplify", exact="bit", source=AXIOM)
+def concat_with_no_rest(x: Var, y: Var, a: Attr, m: Attr) -> Equation:
     """Phi3 joins the rotated part of a head with the rest of it, of which there is none."""
-    return to(concat(x, y, a), x)
+    return to(concat(x, slice_(y, a, m, m, 1), a), x)
 
 
-@rule("simplify", exact="bit", source=AXIOM, when=[fact("is_empty", _is_empty, "x", "a")])
-def concat_after_nothing(x: Var, y: Var, a: Attr) -> Equation:
-    """A cache that is empty before the first token."""
-    return to(concat(x, y, a), y)
+@rule("simplify", exact="bit", source=AXIOM)
+def concat_with_no_start(x: Var, y: Var, a: Attr, m: Attr) -> Equation:
+    """The same in the other order."""
+    return to(concat(slice_(y, a, m, m, 1), x, a), x)
 
 
 def _start(sizes: Any, i: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from forge_eq.ir.types import WEAK, TensorType, Type
 from forge_eq.rules.dsl import Rule
-from forge_eq.verify.interpret import Binding, Reference, Undefined, Untyped, Walk, infer
+from forge_eq.verify.interpret import Binding, Reference, Undefined, Untyped, Walk
 from forge_eq.verify.numeric import Counterexample
 from forge_eq.verify.symbolic import Elem, Namespace, SymArray, symbols, term
 
@@ -38,18 +38,15 @@ class Proof:
     failed: Counterexample | None = None
 
 
-def _elements(rule: Rule, binding: Binding) -> int:
-    """Of all tensors together; 0 when one is empty and so is a result, which proves nothing."""
+def _elements(binding: Binding) -> int:
+    """Of all tensors together; 0 when one is empty, which proves nothing."""
     counts = [t.elements or 0 for t in binding.types.values() if isinstance(t, TensorType) and t.dtype != WEAK]
-    if all(counts):
-        return sum(counts)
-    results = [infer(left, binding) for left, _ in rule.pairs]
-    return sum(counts) if all(getattr(t, "elements", 0) for t in results) else 0
+    return sum(counts) if all(counts) else 0
 
 
-def choose(rule: Rule, bindings: list[Binding], count: int) -> list[Binding]:
+def choose(bindings: list[Binding], count: int) -> list[Binding]:
     """The largest small ones; the smallest of all when none is small."""
-    sized = [(n, i) for i, b in enumerate(bindings) if (n := _elements(rule, b))]
+    sized = [(n, i) for i, b in enumerate(bindings) if (n := _elements(b))]
     small = sorted((n, i) for n, i in sized if n <= ELEMENTS)
     picked = small[-count:] if small else sorted(sized)[:1]
     return [bindings[i] for _, i in picked]
@@ -58,7 +55,7 @@ def choose(rule: Rule, bindings: list[Binding], count: int) -> list[Binding]:
 def prove(rule: Rule, bindings: list[Binding], *, instances: int = 4) -> Proof:
     """Proves the rule on a few of its instances."""
     found = Proof()
-    for binding in choose(rule, bindings, instances):
+    for binding in choose(bindings, instances):
         reason, failed = "", None
         for numbers in _numbers(rule, binding):
             reason, failed = _instance(rule, binding, numbers)
