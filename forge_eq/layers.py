@@ -19,7 +19,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run",),
     ("report", "pipeline"),
     ("api", "program"),
+    ("resnet",),
     ("models", "demo"),
+    ("families",),
     ("cli",),
 )
 

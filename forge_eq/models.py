@@ -83,7 +83,8 @@ def smollm2(tokens: int = 128, attention: str = "sdpa") -> Model:
             folder, gguf_file=SMOLLM2_FILE, dtype=torch.float32, local_files_only=True, attn_implementation=attention
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2_FILE, local_files_only=True)
-    return Model("smollm2", Logits(model).eval(), (_tokens(tokens, model.config.vocab_size),), tokenizer=tokenizer)
+    inputs = (random_tokens(tokens, model.config.vocab_size),)
+    return Model("smollm2", Logits(model).eval(), inputs, tokenizer=tokenizer)
 
 
 def minilm(tokens: int = 128, attention: str = "sdpa") -> Model:
@@ -135,7 +136,7 @@ def bert_tiny(tokens: int = 16, attention: str = "sdpa") -> Model:
         max_position_embeddings=64,
         attn_implementation=attention,
     )
-    with _seeded():
+    with seeded():
         model = transformers.BertModel(config)
     return Model("bert-tiny", Sentence(model).eval(), _masked(tokens, config.vocab_size))
 
@@ -152,12 +153,12 @@ BUILT_IN: dict[str, Callable[..., Model]] = {
 
 def _random(name: str, kind: Any, config: Any, tokens: int, attention: str) -> Model:
     config._attn_implementation = attention
-    with _seeded():
+    with seeded():
         model = kind(config)
-    return Model(name, Logits(model).eval(), (_tokens(tokens, config.vocab_size),))
+    return Model(name, Logits(model).eval(), (random_tokens(tokens, config.vocab_size),))
 
 
-def _tokens(count: int, vocabulary: int) -> torch.Tensor:
+def random_tokens(count: int, vocabulary: int) -> torch.Tensor:
     return torch.randint(0, vocabulary, (1, count), generator=torch.Generator().manual_seed(0))
 
 
@@ -165,11 +166,11 @@ def _masked(count: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and a mask that leaves out the last few of them."""
     mask = torch.ones(1, count, dtype=torch.int64)
     mask[:, count - count // 4 :] = 0
-    return _tokens(count, vocabulary), mask
+    return random_tokens(count, vocabulary), mask
 
 
 @contextlib.contextmanager
-def _seeded() -> Iterator[None]:
+def seeded() -> Iterator[None]:
     """Random weights that are the same each time; the caller's generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from forge_eq.ops import attention, composite, elementwise, linalg, movement, reduction
+from forge_eq.ops import attention, composite, convolution, elementwise, linalg, movement, pooling, reduction
 from forge_eq.ops.spec import Op
 
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
@@ -48,7 +48,7 @@ def elementwise_samples(op: Op) -> Iterator[Sample]:
     for left, right in BINARY:
         a, b = make(*left), make(*right)
         yield [a.abs() + 0.1 if op in POSITIVE else a, b], ()
-        if make is rand and op is not composite.swiglu:
+        if make is rand and op not in (composite.swiglu, composite.geglu):
             yield [a.abs() + 0.1 if op in POSITIVE else a, 2.0], ()
             if op in ARITHMETIC:  # torch compares a tensor with a number, in this order only
                 yield [0.75, b], ()
@@ -129,6 +129,44 @@ def matmuls(transposed: bool) -> Iterator[Sample]:
         yield [rand(*a), right.transpose(-1, -2).contiguous() if transposed else right], ()
 
 
+WINDOWS = [  # x, cout, kernel, strides, begin, end, dilation, groups
+    ((2, 3, 33), 5, (3,), (1,), (2,), (0,), (1,), 1),
+    ((1, 16, 9), 16, (3,), (1,), (2,), (0,), (1,), 16),
+    ((1, 16, 9), 16, (3,), (1,), (2,), (2,), (1,), 16),
+    ((1, 8, 20), 8, (3,), (2,), (1,), (1,), (1,), 1),
+    ((1, 4, 7), 6, (2,), (2,), (0,), (1,), (3,), 2),
+    ((1, 3, 16, 16), 8, (4, 4), (4, 4), (0, 0), (0, 0), (1, 1), 1),
+    ((2, 3, 15, 17), 8, (7, 7), (2, 2), (3, 3), (3, 3), (1, 1), 1),
+    ((2, 3, 5, 6), 4, (3, 2), (2, 1), (1, 0), (1, 1), (1, 2), 1),
+    ((1, 1, 1, 1), 1, (1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    ((1, 2, 3, 4, 3), 2, (2, 2, 2), (1, 2, 1), (0, 1, 0), (0, 1, 1), (1, 1, 1), 2),
+]
+
+
+def convolutions(bias: bool = False) -> Iterator[Sample]:
+    for x, cout, kernel, *attrs, groups in WINDOWS:
+        w = rand(cout, x[1] // groups, *kernel, seed=1)
+        yield [rand(*x), w, *([rand(cout)] if bias else [])], (*attrs, groups)
+
+
+def pools(dilated: bool) -> Iterator[Sample]:
+    for shape, k, s, b, e in [
+        ((1, 8, 15, 17), (3, 3), (2, 2), (1, 1), (1, 1)),
+        ((1, 2, 7, 6), (3, 2), (2, 1), (1, 0), (1, 1)),
+        ((2, 3, 5), (2,), (2,), (0,), (1,)),
+        ((1, 1, 4, 4, 4), (2, 2, 2), (2, 2, 2), (0, 0, 0), (0, 0, 0)),
+        ((1, 1, 1, 1), (1, 1), (1, 1), (0, 0), (0, 0)),
+    ]:
+        for d in (1, 2) if dilated and max(k) > 1 and min(shape[2:]) > 4 else (1,):
+            yield [rand(*shape)], (k, s, b, e, (d,) * len(k)) if dilated else (k, s, b, e)
+
+
+def batch_norms() -> Iterator[Sample]:
+    for shape in [(2, 3, 4, 5), (1, 16, 9), (4, 3), (1, 1, 1, 1)]:
+        c = shape[1]
+        yield [rand(*shape), *(rand(c, seed=k) for k in range(3)), rand(c, seed=4).abs() + 0.1], (1e-5,)
+
+
 def each(*samples: Sample) -> Any:
     return lambda: iter(samples)
 
@@ -189,6 +227,11 @@ SAMPLES: dict[Op, Any] = {
         ([rand(2, 3, 5, 16), rand(5, 16), rand(5, 16, seed=1)], ()),
     ),
     composite.repeat_heads: each(([rand(2, 3, 4)], (2,)), ([rand(1, 1, 1)], (1,)), ([rand(2, 2, 5, 3)], (3,))),
+    convolution.conv: convolutions,
+    convolution.conv_bias: lambda: convolutions(bias=True),
+    convolution.batch_norm: batch_norms,
+    pooling.max_pool: lambda: pools(True),
+    pooling.avg_pool: lambda: pools(False),
     attention.attention: lambda: ((parts, (scale,)) for parts, _, scale in qkv()),
     attention.attention_causal: lambda: ((parts, (scale,)) for parts, _, scale in qkv()),
     attention.attention_bias: lambda: masked(bias=True),
@@ -218,9 +261,13 @@ def special_cases(op: Op) -> list[Sample]:
     if op is composite.softmax:
         rows = [torch.where(torch.arange(n) == n // 2, s, torch.arange(n) * 0.1) for s in SPECIAL for n in (4, 17)]
         return [([x], ((0,),)) for x in [*rows, torch.full((5,), -math.inf), torch.full((17,), -math.inf)]]
+    if op is pooling.max_pool:
+        rows = [torch.where(torch.arange(n) == n // 2, s, torch.arange(n) * 0.1) for s in SPECIAL for n in (4, 17)]
+        rows += [torch.full((5,), -math.inf), SPECIAL]
+        return [([x[None, None]], ((2,), (1,), (1,), (1,), (1,))) for x in rows]
     if len(op.inputs) == 1:
         return [([SPECIAL], ()), ([SPECIAL.repeat(5)[:-3].reshape(3, 19)], ())]
-    if op is composite.swiglu:
+    if op in (composite.swiglu, composite.geglu):
         return [([column, row], ())]
     numbers = [0.0, 1.0, -math.inf] if op is not elementwise.pow_ else [2.0, 3.0, 0.5, -0.5, -1.0]
     return [([column, row], ()), *([([SPECIAL, n], ()) for n in numbers])]

@@ -12,7 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from forge_eq.ops import REGISTRY, attention, composite, elementwise, leaves, linalg, movement, reduction
+from forge_eq.ops import (
+    REGISTRY,
+    attention,
+    composite,
+    convolution,
+    elementwise,
+    leaves,
+    linalg,
+    movement,
+    pooling,
+    reduction,
+)
 from forge_eq.ops.spec import Op
 
 Sample = tuple[list[Any], tuple[Any, ...]]
@@ -259,11 +270,51 @@ def masked_attention(boolean: bool) -> Sampler:
     return sample
 
 
+WINDOWS = [  # x, cout, kernel, strides, begin, end, dilation, groups
+    ((2, 3, 7), 4, (3,), (1,), (2,), (0,), (1,), 1),
+    ((1, 4, 6), 4, (3,), (1,), (2,), (2,), (1,), 4),
+    ((1, 4, 7), 6, (2,), (2,), (0,), (1,), (3,), 2),
+    ((2, 3, 5, 6), 4, (3, 2), (2, 1), (1, 0), (1, 1), (1, 2), 1),
+    ((0, 2, 4, 5), 2, (1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    ((1, 2, 3, 4, 3), 2, (2, 2, 2), (1, 2, 1), (0, 1, 0), (0, 1, 1), (1, 1, 1), 2),
+]
+
+
+def convolution_of(bias: bool) -> Sampler:
+    def sample(rng: np.random.Generator) -> Iterator[Sample]:
+        for x, cout, kernel, *attrs, groups in WINDOWS:
+            w = rng.normal(size=(cout, x[1] // groups, *kernel))
+            yield [rng.normal(size=x), w, *([rng.normal(size=cout)] if bias else [])], (*attrs, groups)
+
+    return sample
+
+
+def batch_norm(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(2, 3, 4, 5), (1, 3, 2), (4, 3), (0, 3, 2)]:
+        yield [rng.normal(size=shape), *(rng.normal(size=3) for _ in range(3)), rng.random(size=3) + 0.1], (1e-5,)
+
+
+def pool(dilated: bool) -> Sampler:
+    def sample(rng: np.random.Generator) -> Iterator[Sample]:
+        for shape, k, s, b, e, d in [
+            ((1, 2, 7, 6), (3, 2), (2, 1), (1, 0), (1, 1), (1, 1)),
+            ((2, 3, 5), (2,), (2,), (0,), (1,), (1,)),
+            ((1, 1, 4, 4, 4), (2, 2, 2), (2, 2, 2), (0, 0, 0), (0, 0, 0), (1, 1, 1)),
+            ((1, 2, 7), (3,), (1,), (1,), (1,), (2,)),
+        ]:
+            if dilated or set(d) == {1}:
+                yield [rng.normal(size=shape)], ((k, s, b, e, d) if dilated else (k, s, b, e))
+        if dilated:
+            yield [SPECIAL.reshape(1, 1, -1)], ((2,), (1,), (1,), (1,), (1,))
+
+    return sample
+
+
 def literal(rng: np.random.Generator) -> Iterator[Sample]:
     yield [], (0.5,)
 
 
-E, C, M, R, L, A = elementwise, composite, movement, reduction, linalg, attention
+E, C, M, R, L, A, V, P = elementwise, composite, movement, reduction, linalg, attention, convolution, pooling
 
 SAMPLERS: dict[Op, Sampler] = {
     **dict.fromkeys(
@@ -272,7 +323,8 @@ SAMPLERS: dict[Op, Sampler] = {
     C.gelu: finite,
     **dict.fromkeys([E.neg, E.abs_, E.relu, M.alias, M.contiguous, M.device_move], same_type),
     **dict.fromkeys([E.add, E.mul, E.sub, E.maximum, E.minimum, E.eq, E.ne, E.lt, E.le, E.gt, E.ge], numbers),
-    E.div: floats, C.swiglu: same_shape_floats, E.pow_: powers, E.where: where, E.clamp: clamp, E.cast: cast,
+    **dict.fromkeys([C.swiglu, C.geglu], same_shape_floats),
+    E.div: floats, E.pow_: powers, E.where: where, E.clamp: clamp, E.cast: cast,
     E.logical_and: bools(2), E.logical_or: bools(2), E.logical_not: bools(1),
     M.reshape: reshape, M.permute: permute, M.swap_last: matrices, M.broadcast_to: broadcast, M.slice_: slices,
     M.concat: concat, M.split: split, M.project: project, M.dropout_eval: dropout,
@@ -284,6 +336,8 @@ SAMPLERS: dict[Op, Sampler] = {
     C.rotate_half: halves, C.rope: rope, C.repeat_heads: repeat_heads,
     A.attention: plain_attention, A.attention_causal: plain_attention,
     A.attention_mask: masked_attention(True), A.attention_bias: masked_attention(False),
+    V.conv: convolution_of(False), V.conv_bias: convolution_of(True), V.batch_norm: batch_norm,
+    P.max_pool: pool(True), P.avg_pool: pool(False),
     leaves.literal: literal,
 }  # fmt: skip
 

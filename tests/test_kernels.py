@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forge_eq.ir.types import WEAK, TensorType
-from forge_eq.ops import REGISTRY, composite, elementwise, movement, reduction
+from forge_eq.ops import REGISTRY, composite, elementwise, movement, pooling, reduction
 from forge_eq.ops.spec import Op
 from kernel_samples import NAMES, Sample, samples, special_cases
 
@@ -88,7 +88,7 @@ FLOATY = [
     op
     for op in KERNELS
     if (op.traits.elementwise and op not in (elementwise.logical_and, elementwise.logical_or, elementwise.logical_not))
-    or op in (reduction.amax, composite.softmax)
+    or op in (reduction.amax, composite.softmax, pooling.max_pool)
 ]
 
 

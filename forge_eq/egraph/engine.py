@@ -100,7 +100,7 @@ class Engine:
                 f"(rule ((l_{name} e {args})) ((union (N e) ({name} {nodes})) (set (by_{name} {nodes}) 0))"
                 f' :ruleset load :name "load {name}")'
             )
-            if op.pure and not op.leaf:
+            if op.pure and op.leaf in ("", "literal"):  # a number that a rule made is as constant as a captured one
                 known = " ".join(f"(is_constant c{i})" for i in range(arity))
                 constness = f'((is_constant e)) :ruleset facts :name "constness of {name}"'
                 self._run(f"(rule ((= e ({name} {args})) {known}) {constness})")

@@ -8,12 +8,14 @@ from __future__ import annotations
 from forge_eq.ops import (  # noqa: F401
     attention,
     composite,
+    convolution,
     effects,
     einsum,
     elementwise,
     leaves,
     linalg,
     movement,
+    pooling,
     reduction,
 )
 from forge_eq.ops.spec import ATEN, REGISTRY, Op, Term, lit

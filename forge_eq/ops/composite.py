@@ -81,6 +81,17 @@ swiglu = op(
     cost=_per_element(13),
     kernel=Kernel("vector", lambda g, gate, up: g.multiply(g.swish(gate), up)),
 )
+geglu = op(
+    "geglu(gate, up) -> y",
+    "gelu_tanh(gate) * up.",
+    shape=shapes.broadcast_float,
+    define=lambda gate, up: mul(gelu_tanh(gate), up),
+    recognise=True,
+    torch=lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    traits=SMOOTH,
+    cost=_per_element(21),
+    kernel=Kernel("vector", lambda g, gate, up: g.multiply(g.gelu(gate, "tanh"), up)),
+)
 
 # ---------------------------------------------------------------------------------------- softmax
 

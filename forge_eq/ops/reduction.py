@@ -78,6 +78,18 @@ def _max_dim(imp: aten.Importer, op: Op, x: Any, dim: int, keepdim: bool = False
     return (imp.emit(op, [x], [aten.axes_of(imp, x, dim), bool(keepdim)]), None)
 
 
+def _global_mean(space: int) -> aten.Adapter:
+    """Adaptive pooling to one value: the mean over the axes of space."""
+
+    def adapter(imp: aten.Importer, op: Op, x: Any, size: Any) -> aten.Ref:
+        t = aten.tensor(imp, x)
+        one = all(isinstance(s, int) and s == 1 for s in size)
+        aten.need(one and t.dtype in ("f32", "f64"), "pooling to several values")
+        return imp.emit(op, [x], [tuple(range(t.rank - space, t.rank)), True])
+
+    return adapter
+
+
 sum_ = _reduce(
     "sum",
     "The sum over axes.",
@@ -95,7 +107,12 @@ mean = _reduce(
     "reduce_mean",
     ["aten.mean.dim", "aten.mean.default"],
     _shape,
-    {"aten.var.dim": _var_dim, "aten.var.correction": _var},
+    {
+        "aten.var.dim": _var_dim,
+        "aten.var.correction": _var,
+        "aten.adaptive_avg_pool1d.default": _global_mean(1),
+        "aten.adaptive_avg_pool2d.default": _global_mean(2),
+    },
 )
 amax = _reduce(
     "amax",

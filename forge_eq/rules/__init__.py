@@ -8,6 +8,7 @@ from forge_eq.rules import (  # noqa: F401  (importing a family enters its rules
     attention,
     composites,
     constants,
+    convolution,
     device,
     from_definitions,
     from_traits,

@@ -129,6 +129,18 @@ def halves_joined(x: Var, a: Attr, m: Attr, n: Attr) -> Equation:
     return to(concat(slice_(x, a, 0, m, 1), slice_(x, a, m, n, 1), a), x)
 
 
+@rule("simplify", exact="bit", source=AXIOM)
+def concat_with_no_rest(x: Var, y: Var, a: Attr, m: Attr) -> Equation:
+    """Phi3 joins the rotated part of a head with the rest of it, of which there is none."""
+    return to(concat(x, slice_(y, a, m, m, 1), a), x)
+
+
+@rule("simplify", exact="bit", source=AXIOM)
+def concat_with_no_start(x: Var, y: Var, a: Attr, m: Attr) -> Equation:
+    """The same in the other order."""
+    return to(concat(slice_(y, a, m, m, 1), x, a), x)
+
+
 def _start(sizes: Any, i: int) -> int:
     return int(sum(sizes[:i]))
 

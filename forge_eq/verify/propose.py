@@ -24,6 +24,14 @@ FLOAT_LITERALS = (1.0, 0.5, 2.0, -2.0, 0.125, 3.0, 0.7, -1.5, 1e-5, 0.0, -0.0, 0
 EXTREME_LITERALS = (math.inf, -math.inf, math.nan, 1e200, 1e200, 1e308, -1e308, 1e-200)
 TEXTS = {"empty": ("nan", "zero"), "act": tuple(ACTIVATIONS)}  # what an attribute of kind str may be
 
+WINDOWS = {  # attributes with one number per axis of space -> candidates
+    "kernel": (1, 2, 2),
+    "strides": (1, 1, 2),
+    "begin": (0, 0, 1),
+    "end": (0, 1, 2),
+    "dilation": (1, 1, 2),
+}
+
 
 class Proposer:
     """One attempt's taste: sizes come from one small pool and ranks lean to one value, so that things meet.
@@ -110,6 +118,8 @@ class Proposer:
         return rng.choice(TEXTS.get(name, ("",))) if kind == "str" else self.number(types)
 
     def _ints(self, name: str, x: TensorType, shapes: list[Shape]) -> Shape:
+        if name in WINDOWS:
+            return tuple(self.rng.choice(WINDOWS[name]) for _ in range(max(x.rank - 2, 1)))
         makers = {"axes": self._axes, "perm": self._perm, "sizes": self._sizes}
         make = makers.get(name) or self.rng.choice(list(makers.values()))
         return self._shape(x, shapes) if name == "shape" else make(x)
