@@ -165,3 +165,29 @@ def test_fidelity_of_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture
     assert data["figures"]["bert-tiny"][fidelity.TRUTH]["rmse"] == 0
     ratio = next(c for c in data["criteria"] if "RMSE" in c["name"])
     assert ratio["passed"]
+
+
+def test_the_gym_compares_every_extractor(tmp_path: Path) -> None:
+    import gym
+
+    from forge_eq.extract import EXTRACTORS
+
+    egraph = {
+        "nodes": {
+            "a": {"op": "a", "children": [], "eclass": "1", "cost": 4.0},
+            "b": {"op": "b", "children": ["c", "c"], "eclass": "1", "cost": 1.0},
+            "c": {"op": "c", "children": [], "eclass": "2", "cost": 2.0},
+        },
+        "root_eclasses": ["1"],
+    }
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/small.json").write_text(json.dumps(egraph))
+    assert gym.main([str(tmp_path / "one"), "--layers", "1", "--out", str(tmp_path / "out")]) == 0
+    data = json.loads((tmp_path / "out/gym.json").read_text())
+    per_file = [r for r in data["tables"][0]["rows"] if r[0] == "one/small"]
+    assert [(r[3], r[4]) for r in per_file] == [(e.name, 3.0) for e in EXTRACTORS]
+    totals = {r[0]: r[1] for r in data["tables"][1]["rows"]}
+    assert totals == {e.name: 3.0 for e in EXTRACTORS}
+    names = [c["name"] for c in data["criteria"]]
+    assert "default over greedy-dag, worst file" in names
+    assert "ilp over bottom-up, worst file" in names
