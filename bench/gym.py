@@ -14,10 +14,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from sheet import SHARED, Sheet, arguments, finish, one_of, progress, where
-
 from egraphs import transformer
 from forge_eq.extract import EXTRACTORS, Budget, Extraction, Problem, check
+from sheet import SHARED, Sheet, arguments, finish, one_of, progress, where
 
 BASELINES = ("bottom-up", "greedy-dag")
 
@@ -68,8 +67,9 @@ def measure(sources: Sequence[str], extractors: Sequence[str], budget: Budget) -
 
 def fill(sheet: Sheet, found: Found, extractors: Sequence[str]) -> None:
     """A line per file and extractor, totals, and the criteria that need more than one extractor."""
-    sheet.table("per file", ("e-graph", "classes", "e-nodes", "extractor", "cost", "bound", "gap %", "status", "ms"),
-                rows(found), "bound: no extraction costs less. Every answer was checked for cycles and true cost.")  # fmt: skip
+    head = ("e-graph", "classes", "e-nodes", "extractor", "cost", "bound", "gap %", "status", "ms")
+    note = "bound: no extraction costs less. Every answer was checked for cycles and true cost."
+    sheet.table("per file", head, rows(found), note)
     real = [item for item in found if not item[0].startswith("transformer")]
     totals = []
     for name in extractors:

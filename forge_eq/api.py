@@ -15,6 +15,7 @@ from forge_eq.options import Options
 from forge_eq.pipeline import Job, run
 from forge_eq.remarks import Remark
 from forge_eq.rules.dsl import RuleSet
+from forge_eq.targets import load as load_target
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -102,6 +103,7 @@ def make_job(
     options: Options,
 ) -> Job:
     """A job for a module; its rules must have evidence."""
+    load_target(options.target)  # an unknown one is refused before any work
     admit_rules(rules.default if options.rules is None else options.rules)
     job = Job(options, (module, tuple(example_inputs), example_kwargs, dynamic_shapes))
     if isinstance(module, Graph):

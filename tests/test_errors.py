@@ -312,3 +312,15 @@ def test_options_are_refused_before_any_work() -> None:
         Options(alpha=11.0)
     with refused(OptionsError, "options", "verify"):
         Options(verify="")
+
+
+def test_a_refused_export_prints_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch prints its half-made graph when a branch depends on values; the user sees our sentence only."""
+
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with refused(CaptureError, "capture", "Branch", "data-dependent"):
+        forge_eq.optimize(Branch(), (torch.ones(3),))
+    assert capfd.readouterr() == ("", "")

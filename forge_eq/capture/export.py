@@ -10,6 +10,7 @@ something, and then only as far as functional form needs. Not here: the import o
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import warnings
@@ -62,10 +63,11 @@ def capture(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.export warns about its own internals; what concerns the user becomes a CaptureError."""
+    """torch.export warns about its own internals, and prints its half-made graph to stderr when it gives up; what
+    concerns the user becomes a CaptureError."""
     logger = logging.getLogger("torch")
     level = logger.level
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         logger.setLevel(logging.CRITICAL)
         try:

@@ -10,7 +10,7 @@ k among their children are used no more than k is. Taking those e-nodes together
 
 Cycles are not excluded at first. A solution with one gets a cut for it, over all e-nodes that could close it, and
 the next round starts: a round counts as work, and each round's bound holds because leaving cuts out only relaxes. A
-cyclic solution still serves as a hint where to look for an acyclic one. Why not levels per class: decision 0005.
+cyclic solution still serves as a hint where to look for an acyclic one. Why not levels per class: decision 0006.
 """
 
 from __future__ import annotations
