@@ -84,13 +84,15 @@ def _saturate(job: Job) -> Any:
 
 
 def _extract(job: Job) -> Any:
-    from forge_eq.extract.cost import FusionGain
+    from forge_eq.extract.cost import cost_of
     from forge_eq.extract.fold import fold
     from forge_eq.extract.program import choose
 
     graph = job["capture"]
-    cost = FusionGain.of(graph, job.target, job.options.alpha)
-    chosen = job.forms["chosen"] = choose(job["saturate"], graph, cost, job.options.limits)
+    cost = cost_of(graph, job.target, job.options)
+    chosen = choose(job["saturate"], graph, cost, job.options.limits, job.options.extractor)
+    job.forms["chosen"] = chosen
+    job.remarks += [Remark("missed", "extract", graph.name, note) for note in chosen.extraction.notes]
     return fold(chosen.graph, job.options.limits)
 
 

@@ -6,6 +6,7 @@ Reading order: ``problem`` (what is asked), ``base`` (what is answered, and its 
 
 from __future__ import annotations
 
+from forge_eq.extract.answer import summarise
 from forge_eq.extract.base import Budget, Extraction, Extractor, Promise, check
 from forge_eq.extract.bottom_up import BottomUp
 from forge_eq.extract.default import Default, Ilp, solve
@@ -34,4 +35,5 @@ __all__ = [
     "prune",
     "solve",
     "structural_keys",
+    "summarise",
 ]
