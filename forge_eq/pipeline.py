@@ -154,7 +154,7 @@ def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = 
                 if on_stage is not None:
                     on_stage(stage.name)
                 if stage is not STAGES[0]:
-                    held.enter_context(_collector_held())
+                    held.enter_context(collector_held())
                 start = time.perf_counter()
                 job.forms[stage.name] = stage.run(job)
                 job.seconds[stage.name] = time.perf_counter() - start
@@ -168,7 +168,7 @@ def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = 
 
 
 @contextmanager
-def _collector_held() -> Iterator[None]:
+def collector_held() -> Iterator[None]:
     """Holds Python's cyclic collector off the stages after capture.
 
     Their forms are immutable and have no cycles, and one full pass walks every object of torch and of the user's

@@ -190,3 +190,34 @@ def test_the_gym_compares_every_extractor(tmp_path: Path) -> None:
     names = [c["name"] for c in data["criteria"]]
     assert "default over greedy-dag, worst file" in names
     assert "ilp over bottom-up, worst file" in names
+
+
+def test_extraction_compares_extractors_alphas_and_families(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the model is one of transformers")
+    import extraction
+    from forge_eq.extract import EXTRACTORS
+    from forge_eq.rules import default
+
+    status = extraction.main(["--models", "gpt2-tiny", "--tokens", "8", "--tune", "2", "--out", str(tmp_path)])
+    assert status in (0, 1)  # a criterion is about time
+    data = json.loads((tmp_path / "extraction.json").read_text())
+    assert data["where"]["rules"] == default.hash
+    tables = {t["title"]: t for t in data["tables"]}
+    rows = tables["extractors"]["rows"]
+    assert [r[3] for r in rows] == [e.name for e in EXTRACTORS]
+    costs = {r[3]: r[4] for r in rows}
+    assert costs["default"] == min(costs.values())
+    assert all(r[5] <= r[4] for r in rows)
+    scores = [r[2] for r in tables["Score(alpha)"]["rows"]]
+    fused = [r[4] for r in tables["Score(alpha)"]["rows"]]
+    assert scores == sorted(scores, reverse=True)
+    assert fused[0] < fused[-1]
+    fgr = tables["Fusion Gain Ratio"]["rows"][0]
+    assert fgr[3] == pytest.approx(scores[0] / scores[-1])
+    without = {r[1]: r for r in tables["ablation of rule families"]["rows"]}
+    assert set(without) == {"nothing", *(r.family for r in default)}
+    assert without["nothing"][4] == 0.0
+    assert without["fusion"][4] > 0, "fusion rules lower the cost"
+    assert all(r[4] >= -1e-9 for r in without.values()), "fewer rules never make a cheaper program"
+    assert tables["tuning"]["rows"][0][1] == 2
+    assert not any("speed-up" in c["name"] for c in data["criteria"])

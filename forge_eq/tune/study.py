@@ -22,7 +22,7 @@ from forge_eq.api import Progress, make_job, make_options
 from forge_eq.errors import OptionsError
 from forge_eq.extract.program import Chosen
 from forge_eq.options import Options
-from forge_eq.pipeline import Job, run
+from forge_eq.pipeline import Job, collector_held, run
 from forge_eq.targets import Target
 from forge_eq.tune.order import agreement
 from forge_eq.tune.space import Range, apply
@@ -115,7 +115,8 @@ def tune(
         on_stage("tune")
     study = _Study(job, storage, seed, measured)
     with quiet():
-        study.search(trials, on_trial)
+        with collector_held():
+            study.search(trials, on_trial)
         return study.result(measure, top, rounds, on_stage)
 
 
@@ -139,7 +140,7 @@ class _Study:
         known = pull(self.shared, self.run, self.seen)
         self.seconds["storage"] += time.perf_counter() - start
         with quiet():
-            sampler = optuna.samplers.TPESampler(seed=seed + len(known), multivariate=True)
+            sampler = optuna.samplers.TPESampler(seed=seed + len(known), multivariate=True, n_ei_candidates=12)
             self.memory = optuna.create_study(direction=direction, sampler=sampler)
         self.memory.add_trials(known)
         before = next((v for s, v in self.history() if s == self.trials.base), None)
