@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report", "pipeline"),
     ("api", "program"),
     ("resnet",),
+    ("tune",),
     ("models", "demo"),
     ("families",),
     ("cli",),

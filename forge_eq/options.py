@@ -30,9 +30,15 @@ class Options:
 
     ``alpha`` is the Fusion-Gain knob (0: captured granularity, 1: full gain), ``target`` a target file by
     name or path, ``verify`` how the result is checked, ``rules`` a RuleSet (None: the default one).
+
+    ``cost`` is the user's own price of an op, ``(op, input types, attributes, output type) -> float``, in place of
+    Fusion-Gain; ``extractor`` is any object with ``solve(problem, budget)`` (``forge_eq.extract.Extractor``). Objects
+    have no help text and so are no flags of the command line.
     """
 
     rules: Any = None
+    cost: Any = None
+    extractor: Any = None
     alpha: float = _option(1.0, "gain of fusing: 0 keeps what was captured, 1 takes the full predicted gain")
     target: str = _option("openvino-cpu", "target by name, or the path of a .toml file")
     limits: Limits = field(default_factory=Limits)

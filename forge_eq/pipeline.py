@@ -84,13 +84,15 @@ def _saturate(job: Job) -> Any:
 
 
 def _extract(job: Job) -> Any:
-    from forge_eq.extract.cost import FusionGain
+    from forge_eq.extract.cost import cost_of
     from forge_eq.extract.fold import fold
     from forge_eq.extract.program import choose
 
     graph = job["capture"]
-    cost = FusionGain.of(graph, job.target, job.options.alpha)
-    chosen = job.forms["chosen"] = choose(job["saturate"], graph, cost, job.options.limits)
+    cost = cost_of(graph, job.target, job.options)
+    chosen = choose(job["saturate"], graph, cost, job.options.limits, job.options.extractor)
+    job.forms["chosen"] = chosen
+    job.remarks += [Remark("missed", "extract", graph.name, note) for note in chosen.extraction.notes]
     return fold(chosen.graph, job.options.limits)
 
 
@@ -152,7 +154,7 @@ def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = 
                 if on_stage is not None:
                     on_stage(stage.name)
                 if stage is not STAGES[0]:
-                    held.enter_context(_collector_held())
+                    held.enter_context(collector_held())
                 start = time.perf_counter()
                 job.forms[stage.name] = stage.run(job)
                 job.seconds[stage.name] = time.perf_counter() - start
@@ -166,7 +168,7 @@ def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = 
 
 
 @contextmanager
-def _collector_held() -> Iterator[None]:
+def collector_held() -> Iterator[None]:
     """Holds Python's cyclic collector off the stages after capture.
 
     Their forms are immutable and have no cycles, and one full pass walks every object of torch and of the user's

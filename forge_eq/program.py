@@ -176,6 +176,13 @@ def specialise(
     job = make_job(module, args, kwargs, None, options)
     if captured is not None:
         job.forms["capture"] = captured
+    return finish(job, args, kwargs, on_stage)
+
+
+def finish(
+    job: Job, args: Sequence[Any], kwargs: Mapping[str, Any] | None, on_stage: Progress | None = None
+) -> Specialised:
+    """From the forms that a job has to a guarded executable; a form given, such as the chosen program, is kept."""
     run(job, "extract", on_stage)
     batches = settle(job, args, kwargs, on_stage)
     graph, names = lift_state(job["extract"])

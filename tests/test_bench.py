@@ -166,3 +166,59 @@ def test_fidelity_of_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture
     assert data["figures"]["bert-tiny"][fidelity.TRUTH]["rmse"] == 0
     ratio = next(c for c in data["criteria"] if "RMSE" in c["name"])
     assert ratio["passed"]
+
+
+def test_the_gym_compares_every_extractor(tmp_path: Path) -> None:
+    import gym
+    from forge_eq.extract import EXTRACTORS
+
+    egraph = {
+        "nodes": {
+            "a": {"op": "a", "children": [], "eclass": "1", "cost": 4.0},
+            "b": {"op": "b", "children": ["c", "c"], "eclass": "1", "cost": 1.0},
+            "c": {"op": "c", "children": [], "eclass": "2", "cost": 2.0},
+        },
+        "root_eclasses": ["1"],
+    }
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/small.json").write_text(json.dumps(egraph))
+    assert gym.main([str(tmp_path / "one"), "--layers", "1", "--out", str(tmp_path / "out")]) == 0
+    data = json.loads((tmp_path / "out/gym.json").read_text())
+    per_file = [r for r in data["tables"][0]["rows"] if r[0] == "one/small"]
+    assert [(r[3], r[4]) for r in per_file] == [(e.name, 4.0 if e.name == "bottom-up" else 3.0) for e in EXTRACTORS]
+    totals = {r[0]: r[1] for r in data["tables"][1]["rows"]}
+    assert totals == {e.name: 4.0 if e.name == "bottom-up" else 3.0 for e in EXTRACTORS}
+    names = [c["name"] for c in data["criteria"]]
+    assert "default over greedy-dag, worst file" in names
+    assert "ilp over bottom-up, worst file" in names
+
+
+def test_extraction_compares_extractors_alphas_and_families(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the model is one of transformers")
+    import extraction
+    from forge_eq.extract import EXTRACTORS
+    from forge_eq.rules import default
+
+    status = extraction.main(["--models", "gpt2-tiny", "--tokens", "8", "--tune", "2", "--out", str(tmp_path)])
+    assert status in (0, 1)  # a criterion is about time
+    data = json.loads((tmp_path / "extraction.json").read_text())
+    assert data["where"]["rules"] == default.hash
+    tables = {t["title"]: t for t in data["tables"]}
+    rows = tables["extractors"]["rows"]
+    assert [r[3] for r in rows] == [e.name for e in EXTRACTORS]
+    costs = {r[3]: r[4] for r in rows}
+    assert costs["default"] == min(costs.values())
+    assert all(r[5] <= r[4] for r in rows)
+    scores = [r[2] for r in tables["Score(alpha)"]["rows"]]
+    fused = [r[4] for r in tables["Score(alpha)"]["rows"]]
+    assert scores == sorted(scores, reverse=True)
+    assert fused[0] < fused[-1]
+    fgr = tables["Fusion Gain Ratio"]["rows"][0]
+    assert fgr[3] == pytest.approx(scores[0] / scores[-1])
+    without = {r[1]: r for r in tables["ablation of rule families"]["rows"]}
+    assert set(without) == {"nothing", *(r.family for r in default)}
+    assert without["nothing"][4] == 0.0
+    assert without["fusion"][4] > 0, "fusion rules lower the cost"
+    assert all(r[4] >= -1e-9 for r in without.values()), "fewer rules never make a cheaper program"
+    assert tables["tuning"]["rows"][0][1] == 2
+    assert not any("speed-up" in c["name"] for c in data["criteria"])

@@ -79,7 +79,7 @@ def test_a_spent_budget_still_gives_a_valid_answer_with_a_valid_bound():
     statuses = Counter()
     for seed in range(200):
         problem = random_problem(seed, classes=9)
-        answer = Default().solve(problem, Budget(moves=0, visits=2, restarts=0))
+        answer = Default().solve(problem, Budget(moves=0, visits=2, restarts=0, checks=0))
         check(problem, answer)
         best = brute_force(problem)
         assert answer.lower_bound <= best * (1 + 1e-12)
@@ -93,7 +93,10 @@ def test_more_budget_never_costs_more():
     improved = 0
     for seed in range(30):
         problem = random_problem(seed, classes=30)
-        small, large = solve(problem, Budget(moves=10_000, visits=3, restarts=0)), solve(problem, Budget(restarts=4))
+        small, large = (
+            solve(problem, Budget(moves=10_000, visits=3, restarts=0, checks=0)),
+            solve(problem, Budget(restarts=4)),
+        )
         assert large.cost <= small.cost, seed
         assert large.lower_bound >= small.lower_bound * (1 - 1e-12), seed
         improved += large.cost < small.cost

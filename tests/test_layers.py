@@ -65,7 +65,7 @@ def test_stage_says_what_it_takes_gives_and_promises(package: str) -> None:
 CORE_IMPORT = """
 import importlib, importlib.abc, pkgutil, sys
 
-EXTRAS = set("rich typer safetensors openvino z3 optuna transformers gguf accelerate hypothesis".split())
+EXTRAS = set("rich typer safetensors openvino z3 optuna highspy transformers gguf accelerate hypothesis".split())
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):

@@ -1,4 +1,4 @@
-"""Commands on programs: ``optimize``, ``compile``, ``explain``, ``demo``."""
+"""Commands on programs: ``optimize``, ``compile``, ``explain``, ``tune``, ``demo``."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def enter(app: typer.Typer) -> None:
     app.command()(with_options(optimize))
     app.command(name="compile")(with_options(compile_))
     app.command()(with_options(explain))
+    app.command()(with_options(tune))
     app.command()(demo)
 
 
@@ -103,6 +104,55 @@ def explain(
             lambda rule, step, total: bar.update(task, description=f"without {rule}", completed=step - 1, total=total),
         )
     say(text.rstrip())
+
+
+def tune(
+    spec: Spec,
+    tokens: Tokens = None,
+    trials: Annotated[int, typer.Option(help="extractions to try", min=1)] = 50,
+    storage: Annotated[str, typer.Option(help="keep and share trials: a .db or .journal file, or a URL")] = "",
+    seed: Annotated[int, typer.Option(help="of the sampler")] = 0,
+    measure: Annotated[bool, typer.Option("--measure", help="time the best programs against the unoptimised")] = False,
+    top: Annotated[int, typer.Option(help="programs to time", min=1)] = 4,
+    report: Annotated[str, typer.Option(help="write history and importance as a page (.html)")] = "",
+    out: Annotated[str, typer.Option(help="with --measure: write the program that won (.forge)")] = "",
+    *,
+    options: Options,
+) -> None:
+    """Search for better settings of the cost model."""
+    from rich.progress import Progress
+
+    from forge_eq import models
+    from forge_eq.report import tuning_text
+    from forge_eq.tune import tune as run
+
+    if out and not measure:
+        raise OptionsError("options", f"--out {out}", "needs a measured program", "add --measure")
+    page, saved = _target(report, ".html"), _target(out, ".forge")
+    model = models.load(spec, tokens)
+    with Progress(console=err(), transient=True, disable=not err().is_terminal) as bar, Stages() as on_stage:
+        task = bar.add_task("trials", total=trials, visible=False)
+        found = run(
+            model.module,
+            model.args,
+            model.kwargs or None,
+            trials=trials,
+            storage=storage or None,
+            seed=seed,
+            measure=measure,
+            top=top,
+            options=options,
+            on_stage=on_stage,
+            on_trial=lambda done, of, best: bar.update(
+                task, completed=done, visible=done < of, description=f"trial {done} of {of}, best {best:.5g}"
+            ),
+        )
+    say(tuning_text(found))
+    if page is not None:
+        _write(page, found.html())
+    if saved is not None and found.timing is not None:
+        found.timing.program.save(saved)
+        err().print(f"wrote {saved}")
 
 
 def demo(

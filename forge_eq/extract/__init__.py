@@ -1,20 +1,21 @@
 """Extraction: the cheapest program among all that an e-graph holds.
 
 Reading order: ``problem`` (what is asked), ``base`` (what is answered, and its checker), ``prune``, ``bottom_up``,
-``greedy_dag``, ``local_search``, ``bounds``, ``split``, ``exact``, ``default`` (the stack the pipeline uses).
+``greedy_dag``, ``local_search``, ``bounds``, ``split``, ``exact``, ``ilp``, ``default`` (the stack the pipeline uses).
 """
 
 from __future__ import annotations
 
+from forge_eq.extract.answer import summarise
 from forge_eq.extract.base import Budget, Extraction, Extractor, Promise, check
 from forge_eq.extract.bottom_up import BottomUp
-from forge_eq.extract.default import Default, solve
+from forge_eq.extract.default import Default, Ilp, solve
 from forge_eq.extract.greedy_dag import GreedyDag
 from forge_eq.extract.local_search import LocalSearch
 from forge_eq.extract.problem import ENode, Problem, structural_keys
 from forge_eq.extract.prune import Pruned, prune
 
-EXTRACTORS: tuple[Extractor, ...] = (BottomUp(), GreedyDag(), LocalSearch(), Default())
+EXTRACTORS: tuple[Extractor, ...] = (BottomUp(), GreedyDag(), LocalSearch(), Default(), Ilp())
 
 __all__ = [
     "EXTRACTORS",
@@ -25,6 +26,7 @@ __all__ = [
     "Extraction",
     "Extractor",
     "GreedyDag",
+    "Ilp",
     "LocalSearch",
     "Problem",
     "Promise",
@@ -33,4 +35,5 @@ __all__ = [
     "prune",
     "solve",
     "structural_keys",
+    "summarise",
 ]

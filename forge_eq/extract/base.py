@@ -23,13 +23,15 @@ class Budget:
 
     ``moves``: moves that local search tries. ``visits``: branches that exact search enters, per independent
     part of the problem (in parts of over 100 classes fewer, in inverse proportion, as each takes longer there).
-    ``restarts``: new starts of local search, per part that exact search did not settle.
+    ``restarts``: new starts of local search, per part that exact search did not settle. ``checks``: points at which
+    the solver of the integer program may be stopped, per part that is open even then; 0 leaves the program out.
     All are counts, so that two runs give the same answer on any machine.
     """
 
     moves: int = 200_000
     visits: int = 2_000
     restarts: int = 2
+    checks: int = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Extraction:
 
     ``cost`` is the true DAG cost: each used class paid once. No extraction costs less than ``lower_bound``.
     ``status`` is "optimal" (the two meet), "converged" (the method ended) or "budget" (it was stopped).
+    ``notes`` tell what a solver could not do, in sentences that name it.
     """
 
     choice: Mapping[int, int]
@@ -46,6 +49,7 @@ class Extraction:
     status: str
     extractor: str
     work: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float:

@@ -12,14 +12,16 @@ Forge-UGC, Fusion-Gain. Every cost is strictly positive, so no cheapest program 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge_eq.egraph.view import EClass, ENode
+from forge_eq.errors import ExtractError
 from forge_eq.ir.expand import expand
 from forge_eq.ir.graph import Builder, Graph, Node
 from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
 from forge_eq.ops.spec import Op
+from forge_eq.options import Options
 from forge_eq.targets import Target
 
 LEAF = 1e-3  # microseconds: positive, and never what a choice turns on
@@ -104,6 +106,39 @@ class FusionGain:
             return own
         penalty = self.target.penalty(node.op.cost.cost_class) * parts
         return max(LEAF, parts - self.alpha * (parts - own) + penalty)
+
+
+Price = Callable[[Op, Sequence[Type], tuple[Any, ...], Type], float]
+
+
+class UserCost(FusionGain):
+    """The user's own price of an op in place of Fusion-Gain. Leaves and parts of multi-output values stay free.
+
+    A price that is no number raises ExtractError here; one that is not finite and positive does when the problem is
+    built. Both name the op. Symbolic sizes are given as numbers.
+    """
+
+    def __init__(self, price: Price, target: Target) -> None:
+        super().__init__(target)
+        self.price = price
+
+    def time(self, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float:
+        if op.leaf or (types and isinstance(types[0], TupleType)):
+            return LEAF
+        found = self.price(op, [sized(t) for t in types], attrs, sized(out))
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise ExtractError("extract", op.name, f"its cost is {found!r}", "let the cost function return a number")
+        return float(found)
+
+    def node(self, node: ENode, classes: Sequence[EClass], out: Type) -> float:
+        return self.time(node.op, [classes[c].type for c in node.children], node.attrs, out)
+
+
+def cost_of(graph: Graph, target: Target, options: Options) -> FusionGain:
+    """The cost that the options ask for."""
+    if options.cost is not None:
+        return UserCost(options.cost, target)
+    return FusionGain.of(graph, target, options.alpha)
 
 
 def _elements(type: Type) -> float:

@@ -6,14 +6,15 @@ themselves.
 
 Prune, split into independent parts, repeat on each part until nothing falls apart; then per part: cheapest trees and
 cheapest DAGs, each improved by local search, the better one handed to branch and bound, and if that does not settle
-it, new starts near the best. Parts of equal structure (the layers of a network) are solved once.
+it, new starts near the best, and last the integer program where its solver is installed. Parts of equal structure
+(the layers of a network) are solved once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forge_eq.extract.answer import conclude, settle
 from forge_eq.extract.base import Budget, Extraction, Promise, check
@@ -21,6 +22,7 @@ from forge_eq.extract.bottom_up import cheapest_trees
 from forge_eq.extract.bounds import forced_bound, shared_bound
 from forge_eq.extract.exact import branch_and_bound
 from forge_eq.extract.greedy_dag import cheapest_dags
+from forge_eq.extract.ilp import LARGEST, SAFETY, SMALL, available, require, solve_ilp
 from forge_eq.extract.local_search import improve
 from forge_eq.extract.problem import Problem
 from forge_eq.extract.prune import prune
@@ -37,12 +39,26 @@ class Default:
 
     def solve(self, problem: Problem, budget: Budget) -> Extraction:
         """Raises ExtractError when a root has no finite term, CheckError if the answer does not check (a bug)."""
-        run = _Run(budget)
+        return self._solve(problem, budget, SMALL if available() else 0)
+
+    def _solve(self, problem: Problem, budget: Budget, ilp: int) -> Extraction:
+        run = _Run(budget, ilp)
         choice, bound = run.solve(problem, 0)
         cost = math.fsum(problem.classes[c][i].cost for c, i in choice.items())
         answer = conclude(choice, cost, bound, self.name, {"nodes": problem.size, **run.work}, stopped=run.stopped)
         check(problem, answer)
-        return answer
+        return replace(answer, notes=tuple(run.notes))
+
+
+class Ilp(Default):
+    """The same with the integer program for every part, instead of branch and bound."""
+
+    name = "ilp"
+
+    def solve(self, problem: Problem, budget: Budget) -> Extraction:
+        """Raises ExtractError also when the solver is not installed."""
+        require()
+        return self._solve(problem, replace(budget, visits=0), LARGEST)
 
 
 def solve(problem: Problem, budget: Budget | None = None) -> Extraction:
@@ -55,8 +71,12 @@ class _Run:
     """One call: what it has done, and the answers to the parts it has seen."""
 
     budget: Budget
-    work: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("parts", "solved", "moves", "visits"), 0))
+    ilp: int  # e-nodes up to which a part is given to the integer program
+    work: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("parts", "solved", "moves", "visits", "checks"), 0)
+    )
     stopped: bool = False
+    notes: list[str] = field(default_factory=list)
     known: dict[object, tuple[Choice, float]] = field(default_factory=dict)
 
     def solve(self, problem: Problem, depth: int) -> tuple[Choice, float]:
@@ -93,8 +113,22 @@ class _Run:
             again, total = self.improve(problem, _greedy_near(problem, used, 5 * 4**restart))
             if total < cost:
                 used, cost = again, total
-        self.stopped |= bound < cost
+        if bound < cost and problem.size <= self.ilp and self.budget.checks:
+            used, cost, better = self.integer(problem, used, cost)
+            bound = max(bound, better)
+        self.stopped |= bound < cost * (1 - 2 * SAFETY)
         return used, bound / problem.scale
+
+    def integer(self, problem: Problem, used: Choice, cost: int) -> tuple[Choice, int, int]:
+        """The integer program: choice, exact cost, bound."""
+
+        def repair(hint: Choice) -> tuple[Choice, int]:
+            return self.improve(problem, _greedy_near(problem, hint, 5))
+
+        solved = solve_ilp(problem, used, cost, self.budget.checks, repair)
+        self.work["checks"] += solved.checks
+        self.notes += [f"ilp: {solved.note}; the best choice known before is kept"] if solved.note else []
+        return solved.choice, solved.cost, solved.bound
 
     def improve(self, problem: Problem, start: Sequence[int]) -> tuple[Choice, int]:
         """Local search within the moves that are left: the choice over the used classes and its exact cost."""
