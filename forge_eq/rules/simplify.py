@@ -135,12 +135,6 @@ def concat_with_no_rest(x: Var, y: Var, a: Attr, m: Attr) -> Equation:
     return to(concat(x, slice_(y, a, m, m, 1), a), x)
 
 
-@rule("simplify", exact="bit", source=AXIOM)
-def concat_with_no_start(x: Var, y: Var, a: Attr, m: Attr) -> Equation:
-    """The same in the other order."""
-    return to(concat(slice_(y, a, m, m, 1), x, a), x)
-
-
 def _start(sizes: Any, i: int) -> int:
     return int(sum(sizes[:i]))
 
