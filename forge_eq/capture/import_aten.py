@@ -132,7 +132,7 @@ class GraphImporter:
         return self.opaque(node, args, kwargs)
 
     def adapted(self, node: FxNode, known: tuple[Op, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call in the vocabulary (a tuple: its parts one by one), or None when it does not say what the call says."""
+        """The call in the vocabulary (a tuple: part by part), or None when it does not say what the call says."""
         op, adapter = known
         mark = len(self.builder.nodes)
         try:
