@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import forge_eq
+import spellings_heads  # noqa: F401  (enters all composites)
 from case_pipeline import SECTIONS, with_data
 from case_runner import read_cases
 from forge_eq.api import make_options
@@ -35,6 +37,7 @@ from forge_eq.pipeline import Job, run
 from forge_eq.rules import RuleSet, default
 from forge_eq.targets import load
 from random_programs import random_program
+from spelling import COMPOSITES, Batch, spell
 
 HERE = Path(__file__).resolve().parent
 BLOCKS = ("block_gpt2", "block_llama", "block_bert")
@@ -92,9 +95,7 @@ def results(first: int) -> list[tuple[int, Graph, Job]]:
     return [(seed, graph, optimized(graph)) for seed, graph in graphs]
 
 
-@pytest.mark.parametrize(
-    "first", [pytest.param(k, marks=pytest.mark.slow if k >= 60 else ()) for k in range(0, PROGRAMS, GROUP)]
-)
+@pytest.mark.parametrize("first", [pytest.param(k, marks=pytest.mark.slow if k >= 60 else ()) for k in STARTS])
 def test_random_programs_keep_their_values(first: int):
     for seed, graph, job in results(first):
         inputs = inputs_of(graph, seed)
@@ -109,8 +110,11 @@ def test_random_programs_keep_their_values(first: int):
 
 @pytest.mark.slow
 def test_random_programs_reach_the_rules():
-    """Nine rules in ten at least; tests/cases has every one. Else the test above says little."""
+    """With the spellings nine rules in ten at least; tests/cases has more. Else the test above says little."""
     fired = {rule for first in STARTS for _, _, job in results(first) for rule in matched(job)}
+    for name in COMPOSITES:  # rules on how a composite is spelled are reached by spellings
+        module = Batch([spell(name, seed) for seed in range(20)]).eval()
+        fired |= set(matched(forge_eq.optimize(module, module.args, verify="off").job))
     missed = {rule.id for rule in default} - fired
     assert len(missed) < 0.1 * len(default), sorted(missed)
 
