@@ -193,6 +193,7 @@ def test_the_gym_compares_every_extractor(tmp_path: Path) -> None:
     assert "ilp over bottom-up, worst file" in names
 
 
+@pytest.mark.slow
 def test_extraction_compares_extractors_alphas_and_families(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the model is one of transformers")
     import extraction

@@ -95,6 +95,7 @@ def same(a, b) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(TREES, max_size=4), st.dictionaries(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), TREES, max_size=3))
 def test_templates_are_exactly_invertible(args, kwargs):

@@ -19,10 +19,6 @@ def seeded(seed: str) -> dict[str, dict[str, str]]:
     return under_seed(seed, "case_pipeline:compile_case", [c.path for c in CASES], SECTIONS)
 
 
-# The fast tier runs under its own process's seed and under one other; the slow tier adds the second.
-EACH_SEED = [SEEDS[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SEEDS[1:])]
-
-
 def each(test):
     return pytest.mark.parametrize("case", CASES, ids=[c.path.stem for c in CASES])(test)
 
@@ -47,7 +43,8 @@ def test_printed_and_parsed_between_stages(case: Case, request: pytest.FixtureRe
     assert not (shown := differences(case, run_case(case, compile_case, reparse=True), "reparsed")), f"\n{shown}"
 
 
-@pytest.mark.parametrize("seed", EACH_SEED)
+@pytest.mark.slow  # each process of the fast tier has a seed of its own already
+@pytest.mark.parametrize("seed", SEEDS)
 @each
 def test_hash_seed(case: Case, seed: str, request: pytest.FixtureRequest):
     if request.config.getoption("--bless"):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import resource
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +33,18 @@ pytest.importorskip("transformers", reason="the models are those of transformers
 
 EXPORTS = [(n, a) for n in FAMILIES for a in ("sdpa", "eager") if (n, a) != ("resnet-50", "eager")]
 
+# One of each kind in the fast tier: grouped queries, short convolutions, convolutions. The slow tier has the others.
+QUICK = {("llama-3.2-1b", "sdpa"), ("lfm2-2.6b", "eager"), ("resnet-50", "sdpa")}
+
+
+def exports(chosen: Iterable[tuple[str, str]]) -> list[Any]:
+    return [pytest.param(*e, marks=() if e in QUICK else pytest.mark.slow) for e in chosen]
+
+
+def names() -> list[Any]:
+    quick = {name for name, _ in QUICK}
+    return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in FAMILIES]
+
 
 @functools.cache
 def job(name: str, attention: str, target: str = "openvino-cpu") -> Job:
@@ -42,7 +56,7 @@ def opaque_calls(done: Job) -> list[str]:
     return [str(n.attrs[0]) for n in done["extract"].live().nodes if n.op.name.startswith("opaque")]
 
 
-@pytest.mark.parametrize(("name", "attention"), EXPORTS)
+@pytest.mark.parametrize(("name", "attention"), exports(EXPORTS))
 def test_every_layer_is_recognised_and_nothing_is_opaque(name: str, attention: str) -> None:
     done = job(name, attention)
     assert done["saturate"].saturation.stop == "saturated"
@@ -51,13 +65,13 @@ def test_every_layer_is_recognised_and_nothing_is_opaque(name: str, attention: s
     assert len(calls(done["extract"])) < len(calls(done["capture"]))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", names())
 def test_the_captured_layers_are_not_as_expected_already(name: str) -> None:
     attention = "sdpa" if name == "resnet-50" else "eager"  # a captured sdpa call is attention already
     assert faults(job(name, attention)["capture"], family(name, tiny=True))
 
 
-@pytest.mark.parametrize(("name", "attention"), [*((n, "sdpa") for n in FAMILIES), ("gemma3-1b", "eager")])
+@pytest.mark.parametrize(("name", "attention"), exports([*((n, "sdpa") for n in FAMILIES), ("gemma3-1b", "eager")]))
 def test_the_compiled_program_is_as_good_as_torch(name: str, attention: str) -> None:
     pytest.importorskip("openvino", reason="segments run on OpenVINO")
     model = build(name, 16, attention, tiny=True)
@@ -70,7 +84,7 @@ def test_the_compiled_program_is_as_good_as_torch(name: str, attention: str) -> 
         assert verdict, verdict.reason
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", names())
 def test_tied_weights_are_one_leaf(name: str) -> None:
     model = build(name, 16, tiny=True)
     weights = {p.data_ptr() for p in model.module.parameters()}
@@ -93,7 +107,7 @@ def test_short_convolutions_are_causal_and_norms_are_in_the_weights() -> None:
     assert made == [conv_bias] * 9
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", names())
 def test_the_restricted_npu_needs_no_more_transitions_than_any_order(name: str) -> None:
     done = job(name, "sdpa", "restricted-npu")
     figures = done["schedule"].figures
@@ -107,7 +121,7 @@ def test_the_restricted_npu_lacks_units() -> None:
     assert not npu.gathers
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", names())
 def test_storage_is_near_its_bound(name: str) -> None:
     done = job(name, "sdpa")
     made = allocate(done["schedule"].program, done.target, "instr")

@@ -115,6 +115,7 @@ class Counter(nn.Module):
         return x + self.count
 
 
+@pytest.mark.slow
 def test_nothing_is_decomposed_without_mutation(monkeypatch: pytest.MonkeyPatch, tiny: str, attention: str) -> None:
     model = models.BUILT_IN[tiny](attention=attention)
     with counted_decompositions(monkeypatch) as made:
@@ -185,6 +186,7 @@ def test_the_compiled_program_is_as_good_as_torch(tiny: str, attention: str) -> 
     check_fidelity(program, model, program.captured)
 
 
+@pytest.mark.slow
 def test_the_optimised_module_is_as_good_as_torch(tiny: str, attention: str) -> None:
     model = models.BUILT_IN[tiny](attention=attention)
     result = forge_eq.optimize(model.module, model.args)

@@ -95,7 +95,7 @@ def results(first: int) -> list[tuple[int, Graph, Job]]:
     return [(seed, graph, optimized(graph)) for seed, graph in graphs]
 
 
-@pytest.mark.parametrize("first", [pytest.param(k, marks=pytest.mark.slow if k >= 60 else ()) for k in STARTS])
+@pytest.mark.parametrize("first", [pytest.param(k, marks=pytest.mark.slow if k >= 20 else ()) for k in STARTS])
 def test_random_programs_keep_their_values(first: int):
     for seed, graph, job in results(first):
         inputs = inputs_of(graph, seed)
@@ -123,6 +123,7 @@ def matched(job: Job) -> dict[str, int]:
     return job["saturate"].saturation.matches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", GUARDED)
 def test_a_rule_without_its_guard_is_seen(id: str):
     """The comparison has teeth: some program changes its values when one guard is gone."""
@@ -179,6 +180,7 @@ def test_the_order_inside_the_engine_does_not_matter(seed: int):
         assert without_origins(chosen_text(engine, graph)) == without_origins(want)
 
 
+@pytest.mark.slow
 def test_what_ran_before_does_not_matter():
     """An engine keeps its answers; programs in the other order, and again, come out the same."""
     engine = Engine(default)

@@ -42,6 +42,7 @@ def test_wrong_rule_is_refused_with_a_counterexample(one: Rule) -> None:
     assert "right = " in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", WRONG, ids=lambda r: r.name)
 def test_proof_alone(one: Rule) -> None:
     """z3 refuses what is wrong over the reals; what it proves, numbers must refute."""

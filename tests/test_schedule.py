@@ -241,6 +241,7 @@ for graph in (transformer(2), *(random_graph(s) for s in range(5))):
 """
 
 
+@pytest.mark.slow
 def test_the_hash_seed_changes_nothing() -> None:
     root = Path(__file__).parents[1]
     runs = [

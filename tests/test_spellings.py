@@ -19,7 +19,7 @@ from forge_eq.verify.criterion import difference
 from spelling import COMPOSITES, spell
 from spelling_check import Verdict, judge
 
-FAST, SLOW, BATCH, GOAL = 20, 1000, 20, 0.98
+FAST, SLOW, BATCH, GOAL = 8, 1000, 20, 0.98
 TWINS = [(name, twin) for name, one in COMPOSITES.items() for twin in one.twins]
 
 # What is not fused, and the algebra that it lacks: (composite, axis) -> (choice, why).
@@ -51,7 +51,7 @@ def test_spellings_are_recognised(name: str, count: int):
     assert len(found) - len(missed) >= GOAL * len(found) - (count < 100)
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "twin"), TWINS, ids=[f"{n}-{t}".replace(" ", "_") for n, t in TWINS])
 def test_near_misses_are_not_fused_and_are_right(name: str, twin: str, count: int):
     found = draw(name, count, twin)

@@ -149,6 +149,7 @@ print(len(found.history))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["study.db", "study.journal"])
 def test_two_processes_share_one_study(job: Job, tmp_path: Path, name: str) -> None:
     place = str(tmp_path / name)
