@@ -69,19 +69,16 @@ class Engine:
         self._run(PREAMBLE)
         for one in self.rules:
             self.declare(sorted(one.constructors(), key=lambda c: (c[0].name, c[1])))
+        columns: dict[str, int] = {}  # questions and answers begin with the rule's number
         for want, answer, key, out in sorted({(*r.tables, r.key_size, r.answer_size) for r in self.rules}):
-            self._relation(want, 1 + key)
-            self._relation(answer, 1 + key + out)
+            columns |= {want: 1 + key, answer: 1 + key + out}
+        for name, count in columns.items():
+            self._run(f"(relation {name} ({' '.join(['i64'] * count)}))")
         for one in self.rules:
             self._run(one.text())
 
     def _run(self, text: str) -> list[Any]:
         return self.egraph.run_program(*self.egraph.parse_program(text))
-
-    def _relation(self, name: str, columns: int) -> None:
-        if name not in self.declared:
-            self.declared[name] = (None, columns)  # type: ignore[assignment]
-            self._run(f"(relation {name} ({' '.join(['i64'] * columns)}))")
 
     def declare(self, constructors: Iterable[tuple[Op, int]]) -> None:
         """Declares ops at their numbers of operands, with the rules that load them and carry constness."""
@@ -146,7 +143,7 @@ class Engine:
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"
         # Only ops count: answers are kept from program to program, and must not use up the next one's limit.
-        tables = " ".join(f'"{name}"' for name in self.declared if name.startswith("op_"))
+        tables = " ".join(f'"{name}"' for name in self.declared)
         until = f":until (<= {limits.nodes} (get-size! {tables}))"
         step = f"(run-schedule (saturate (run facts)) (run fire {until}) (run ask))"
         while True:
@@ -213,9 +210,8 @@ class Engine:
         to_int, value = self.egraph.value_to_i64, INTERNER.value
         class_of = {to_int(row.inputs[0]): row.output for row in functions["N"].rows}
         raw: dict[Any, list[tuple[Op, tuple[Any, ...], tuple[Any, ...], str]]] = defaultdict(list)
-        for name, declared in self.declared.items():
-            op, arity = declared
-            if op is None or not functions[name].rows:
+        for name, (op, arity) in self.declared.items():
+            if not functions[name].rows:
                 continue
             by = {tuple(row.inputs): to_int(row.output) for row in functions[f"by_{name}"].rows}
             for row in functions[name].rows:

@@ -30,11 +30,11 @@ from forge_eq.alloc.text import parse as parse_allocation
 from forge_eq.alloc.text import text as allocation_text
 from forge_eq.capture.execute import OPAQUE
 from forge_eq.capture.targets import resolve
+from forge_eq.capture.values import DTYPE_NAMES
 from forge_eq.errors import FileError, ForgeError
 from forge_eq.lower.check import check as check_program
 from forge_eq.run.executor import pin
 from forge_eq.run.signature_json import from_json, to_json
-from forge_eq.run.values import TORCH_DTYPES
 from forge_eq.schedule.plan import Schedule
 from forge_eq.schedule.text import parse as parse_schedule
 from forge_eq.schedule.text import text as schedule_text
@@ -43,7 +43,6 @@ from forge_eq.targets import parse as parse_target
 
 FORMAT, VERSION = "forge_eq.program", 1
 STATE = "state:"  # before the name of a written buffer; names of constants have no colon
-_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ def _digest(document: str, tensors: Mapping[str, torch.Tensor]) -> str:
     found = hashlib.sha256(document.encode())
     for name in sorted(tensors):
         value = tensors[name]
-        found.update(f"\0{name}\0{_NAMES[value.dtype]}\0{tuple(value.shape)}\0".encode())
+        found.update(f"\0{name}\0{DTYPE_NAMES[value.dtype]}\0{tuple(value.shape)}\0".encode())
         found.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
     return found.hexdigest()
 
@@ -267,7 +266,7 @@ def _rebuild(where: Path, document: dict[str, Any], tensors: dict[str, torch.Ten
     program = replace(schedule.program, data=data, signature=from_json(document["signature"]))
     for vreg, name in program.constants:
         type, value = program.vregs[vreg].type, data[name]
-        if str(type) != f"{_NAMES[value.dtype]}[{','.join(map(str, value.shape))}]":
+        if str(type) != f"{DTYPE_NAMES[value.dtype]}[{','.join(map(str, value.shape))}]":
             raise _refusal(where, f"constant {name} is {value.dtype} {list(value.shape)}, not {type}")
     check_program(program, target, scheduled=True)
     pins = frozenset(int(p) for p in document["pins"])

@@ -14,26 +14,14 @@ from typing import Any
 import torch
 
 from forge_eq.capture.execute import run_graph, run_node
+from forge_eq.capture.values import DTYPE_NAMES
 from forge_eq.errors import ForgeError, RunError
 from forge_eq.ir.graph import Graph, Node, rewrite_nodes
 from forge_eq.ir.types import DTYPES, FLOATS, TensorType
 from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.elementwise import cast
 
-TORCH_DTYPES: dict[str, torch.dtype] = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-    "c64": torch.complex64,
-    "c128": torch.complex128,
-}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 assert TORCH_DTYPES.keys() == DTYPES.keys()
 
 
