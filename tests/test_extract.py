@@ -89,6 +89,7 @@ def test_a_spent_budget_still_gives_a_valid_answer_with_a_valid_bound():
     assert statuses["optimal"] > 50
 
 
+@pytest.mark.slow
 def test_more_budget_never_costs_more():
     improved = 0
     for seed in range(30):

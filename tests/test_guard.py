@@ -155,7 +155,7 @@ SPOILS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 6))])
 def test_an_injected_fault_is_pinned_exactly(seed: int, spoil: str) -> None:
     rng = random.Random(seed)
     program = scheduled(random_graph(rng))

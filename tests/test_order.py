@@ -171,6 +171,7 @@ def test_the_order_of_the_rule_set_does_not_matter():
     assert [chosen_text(engine, graph) for graph in samples()] == straight()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_the_order_inside_the_engine_does_not_matter(seed: int):
     """Engines take rules by name, so other names are another order; only the credit for a node may change."""

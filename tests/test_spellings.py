@@ -19,7 +19,7 @@ from forge_eq.verify.criterion import difference
 from spelling import COMPOSITES, spell
 from spelling_check import Verdict, judge
 
-FAST, SLOW, BATCH, GOAL = 8, 1000, 20, 0.98
+FAST, SLOW, BATCH, GOAL = 6, 1000, 20, 0.98
 TWINS = [(name, twin) for name, one in COMPOSITES.items() for twin in one.twins]
 
 # What is not fused, and the algebra that it lacks: (composite, axis) -> (choice, why).
