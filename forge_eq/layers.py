@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tune",),
     ("models", "demo"),
     ("families",),
+    ("peers",),
     ("cli",),
 )
 
