@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run",),
     ("report", "pipeline"),
     ("api", "program"),
+    ("dynamo",),
     ("resnet",),
     ("tune",),
     ("models", "demo"),
