@@ -21,8 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("api", "program"),
     ("resnet",),
     ("tune",),
-    ("models", "demo"),
-    ("families",),
+    ("models", "families", "demo"),
     ("cli",),
 )
 
