@@ -21,6 +21,7 @@ from forge_eq.capture.sizes import conditions
 from forge_eq.capture.values import type_of
 from forge_eq.errors import CaptureError
 from forge_eq.ir.graph import Builder, Graph, Signature, WriteBack
+from forge_eq.ir.sizes import symbols
 from forge_eq.ir.types import Sym, TensorType
 from forge_eq.ops.aten import Ref, Unsupported
 from forge_eq.ops.leaves import input_
@@ -126,7 +127,9 @@ class ProgramImport:
             else:
                 index = len(self.inputs)
                 self.inputs[node.name] = index
-                found = self.builder.add(input_, (), (index,), self._type(node.name, node.meta["val"]))
+                type = self._type(node.name, node.meta["val"])
+                found = self.builder.add(input_, (), (index,), type)
+                self.importer.symbols |= {name: 2 for _, name in symbols(type)}
                 self.importer.values[node] = Ref(found)
         for node, spec in pairs:
             if spec.kind is not InputKind.USER_INPUT:
