@@ -13,7 +13,7 @@ from torch.export import Dim
 import forge_eq
 from forge_eq import models
 from forge_eq.api import Optimized
-from forge_eq.errors import CaptureError, InputError
+from forge_eq.errors import CaptureError, InputError, OptionsError
 from forge_eq.ir.sizes import bind, is_symbolic, sized
 from forge_eq.ir.text import parse, text
 from forge_eq.ir.types import Sym, TensorType
@@ -179,3 +179,132 @@ def test_a_model_that_fixes_a_size_is_refused() -> None:
 
     with pytest.raises(CaptureError, match="dynamic_shapes"):
         forge_eq.optimize(Fixed(), (torch.ones(4),), dynamic_shapes=({0: Dim("n", min=2)},))
+
+
+# ------------------------------------------------------------------------------------------ compiled
+
+
+class Mixed(nn.Module):
+    """Row by row: what is padded reaches no result that is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, pair: dict[str, torch.Tensor], scale: float = 2.0) -> dict[str, torch.Tensor]:
+        return {"y": self.layer(x).relu() * scale + pair["shift"], "twice": torch.cat([x, x], -1)}
+
+
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1)
+
+
+def mixed(batch: int, length: int, seed: int = 0) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    x, shift = (torch.randn(batch, length, 4, generator=generator) for _ in range(2))
+    return x, {"shift": shift}
+
+
+B, S = Dim("batch", min=2, max=16), Dim("length", min=2, max=32)
+MIXED_SHAPES = ({0: B, 1: S}, {"shift": {0: B, 1: S}})
+
+
+def close(got: Any, due: Any) -> None:
+    assert got.keys() == due.keys()
+    for key in due:
+        torch.testing.assert_close(got[key], due[key].detach())
+
+
+def test_a_shape_is_compiled_once_and_the_last_few_are_kept() -> None:
+    module = Mixed().eval()
+    program = forge_eq.compile(module, mixed(3, 5), dynamic_shapes=MIXED_SHAPES, threads=1)
+    assert program.counts == {"compiled": 1, "reused": 0, "dropped": 0}
+    for length in (5, 6, 5, 7, 8, 9, 5):
+        given = mixed(3, length)
+        close(program(*given), module(*given))
+    # five shapes for a table of four: when 9 comes, 6 was not used for longest
+    assert program.counts == {"compiled": 5, "reused": 3, "dropped": 1}
+    assert [shapes[0] for shapes in program.shapes] == [(3, n, 4) for n in (7, 8, 9, 5)]
+    assert "5 compiled, 3 reused, 1 dropped; kept: 3x7x4 3x7x4" in program.report()
+    with pytest.raises(InputError, match="outside 2 to 32"):
+        program(*mixed(3, 33))
+
+
+@pytest.mark.parametrize("max_size", [8, {"batch": 4, "length": 8}])
+def test_one_program_for_the_largest_sizes(max_size: Any, tmp_path: Any) -> None:
+    module = Mixed().eval()
+    program = forge_eq.compile(module, mixed(3, 5), dynamic_shapes=MIXED_SHAPES, max_size=max_size, threads=1)
+    assert any(r.kind == "passed" and r.stage == "padding" for r in program.remarks)
+    assert "arguments padded" in program.report()
+    program.save(tmp_path / "padded.forge")
+    built = program.last.executable
+    for run in (program, forge_eq.load(tmp_path / "padded.forge")):
+        for batch, length in ((2, 2), (4, 8), (3, 5)):
+            given = mixed(batch, length, seed=batch)
+            close(run(*given), module(*given))
+        for wrong in (mixed(4, 9), mixed(9, 8)):
+            with pytest.raises(InputError, match="outside 2 to"):
+                run(*wrong)
+    assert program.last.executable is built, "no second program was made"
+
+
+def test_a_program_that_reads_the_padding_is_refused() -> None:
+    shapes = ({1: Dim("length", min=2, max=32)},)
+    with pytest.raises(OptionsError, match="beyond the sizes"):
+        forge_eq.compile(Mean(), (torch.randn(2, 5, 4),), dynamic_shapes=shapes, max_size=8, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("max_size", "words"),
+    [
+        (33, "outside 2 to 32"),
+        (1, "outside"),
+        ({"batch": 4}, "length is missing"),
+        ({"batch": 4, "length": 4, "depth": 4}, "depth is missing or unknown"),
+    ],
+)
+def test_largest_sizes_that_make_no_sense(max_size: Any, words: str) -> None:
+    with pytest.raises(OptionsError, match=words):
+        forge_eq.compile(Mixed(), mixed(3, 5), dynamic_shapes=MIXED_SHAPES, max_size=max_size)
+
+
+def test_a_static_program_has_no_largest_size() -> None:
+    with pytest.raises(OptionsError, match="no dynamic size"):
+        forge_eq.compile(Mixed(), mixed(3, 5), max_size=8)
+
+
+def test_an_exported_program_is_compiled_per_shape() -> None:
+    module = Mixed().eval()
+    exported = torch.export.export(module, mixed(3, 5), dynamic_shapes=(*MIXED_SHAPES,), strict=False)
+    program = forge_eq.compile(exported, threads=1)
+    for length in (3, 7):
+        given = mixed(2, length)
+        close(program(*given), module(*given))
+    assert program.counts["compiled"] == 2
+
+
+SIZES = {"batch": 4, "length": 24}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+def test_a_causal_model_is_compiled_for_its_longest_text(name: str) -> None:
+    original = model(name, "sdpa")
+    program = forge_eq.compile(original.module, original.args, dynamic_shapes=both(1), max_size=SIZES, threads=1)
+    for batch, length in ((2, 3), (4, 24), (3, 11)):
+        given = inputs(1, batch, length)
+        with torch.no_grad():
+            torch.testing.assert_close(program(*given), original.module(*given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny", "bert-tiny"])
+def test_a_model_is_compiled_per_shape(name: str) -> None:
+    original = model(name, "sdpa")
+    program = forge_eq.compile(original.module, original.args, dynamic_shapes=both(len(original.args)), threads=1)
+    for batch, length in ((2, 3), (3, 9)):
+        given = inputs(len(original.args), batch, length)
+        with torch.no_grad():
+            torch.testing.assert_close(program(*given), original.module(*given), rtol=1e-4, atol=1e-5)
+    assert program.counts == {"compiled": 3, "reused": 0, "dropped": 0}
