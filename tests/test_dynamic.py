@@ -24,7 +24,7 @@ from layer_patterns import Architecture, bert, faults, gpt2, llama
 
 ARCHITECTURES: dict[str, Architecture] = {"gpt2-tiny": gpt2(2), "llama-tiny": llama(2), "bert-tiny": bert(2)}
 TINY = [(name, attention) for name in ARCHITECTURES for attention in ("sdpa", "eager")]
-QUICK = {("llama-tiny", "sdpa"), ("bert-tiny", "eager")}
+QUICK = {("llama-tiny", "sdpa")}
 BATCH, LENGTH = (2, 8), (2, 64)
 
 
@@ -216,22 +216,23 @@ def close(got: Any, due: Any) -> None:
         torch.testing.assert_close(got[key], due[key].detach())
 
 
-def test_a_shape_is_compiled_once_and_the_last_few_are_kept() -> None:
+def test_a_shape_is_compiled_once_and_the_last_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge_eq.program.KEPT_SHAPES", 2)
     module = Mixed().eval()
     program = forge_eq.compile(module, mixed(3, 5), dynamic_shapes=MIXED_SHAPES, threads=1)
     assert program.counts == {"compiled": 1, "reused": 0, "dropped": 0}
-    for length in (5, 6, 5, 7, 8, 9, 5):
+    for length in (5, 6, 5, 7, 5):
         given = mixed(3, length)
         close(program(*given), module(*given))
-    # five shapes for a table of four: when 9 comes, 6 was not used for longest
-    assert program.counts == {"compiled": 5, "reused": 3, "dropped": 1}
-    assert [shapes[0] for shapes in program.shapes] == [(3, n, 4) for n in (7, 8, 9, 5)]
-    assert "5 compiled, 3 reused, 1 dropped; kept: 3x7x4 3x7x4" in program.report()
+    # three shapes for a table of two: when 7 comes, 6 was not used for longest
+    assert program.counts == {"compiled": 3, "reused": 3, "dropped": 1}
+    assert [shapes[0] for shapes in program.shapes] == [(3, n, 4) for n in (7, 5)]
+    assert "3 compiled, 3 reused, 1 dropped; kept: 3x7x4 3x7x4; 3x5x4 3x5x4" in program.report()
     with pytest.raises(InputError, match="outside 2 to 32"):
         program(*mixed(3, 33))
 
 
-@pytest.mark.parametrize("max_size", [8, {"batch": 4, "length": 8}])
+@pytest.mark.parametrize("max_size", [pytest.param(8, marks=pytest.mark.slow), {"batch": 4, "length": 8}])
 def test_one_program_for_the_largest_sizes(max_size: Any, tmp_path: Any) -> None:
     module = Mixed().eval()
     program = forge_eq.compile(module, mixed(3, 5), dynamic_shapes=MIXED_SHAPES, max_size=max_size, threads=1)
