@@ -13,14 +13,18 @@ from torch.export import Dim
 import forge_eq
 from forge_eq import models
 from forge_eq.api import Optimized
+from forge_eq.capture import capture
 from forge_eq.errors import CaptureError, InputError, OptionsError
+from forge_eq.families import build
 from forge_eq.ir.sizes import bind, is_symbolic, sized
 from forge_eq.ir.text import parse, text
 from forge_eq.ir.types import Sym, TensorType
+from forge_eq.options import Options
+from forge_eq.pipeline import Job, run
 from forge_eq.report.match import calls
 from forge_eq.run.differential import float64_outputs
 from forge_eq.verify.criterion import compare
-from layer_patterns import Architecture, bert, faults, gpt2, llama
+from layer_patterns import Architecture, bert, family, faults, gpt2, llama
 
 ARCHITECTURES: dict[str, Architecture] = {"gpt2-tiny": gpt2(2), "llama-tiny": llama(2), "bert-tiny": bert(2)}
 TINY = [(name, attention) for name in ARCHITECTURES for attention in ("sdpa", "eager")]
@@ -102,6 +106,34 @@ def test_grouped_heads_are_not_repeated() -> None:
     _, found = dynamic("llama-tiny", "sdpa")
     repeated = {"repeat_heads", "broadcast_to"}
     assert not [n for n in calls(found.graph) if ".layers." in n.origin.module and n.op.name in repeated]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2-124m", "llama-3.2-1b", "bert-base"])
+def test_published_sizes_with_dynamic_batch_and_length(name: str) -> None:
+    """Without weights, on the meta device."""
+    pytest.importorskip("transformers", reason="the models are those of transformers")
+    with torch.device("meta"):
+        made = build(name, meta=True)
+        graph = capture(made.module, (torch.zeros(2, 128, dtype=torch.int64),), None, both(1, (2, 64), (2, 512)))
+    done = run(Job(Options(check=True), forms={"capture": graph}), "extract")
+    assert done["saturate"].saturation.stop == "saturated"
+    assert all(not n.type.static for n in done["extract"].inputs)
+    assert not faults(done["extract"], family(name))
+
+
+@pytest.mark.slow
+def test_a_trained_model_runs_at_other_sizes() -> None:
+    original = models.BUILT_IN["smollm2"](tokens=16)
+    args = (original.args[0].repeat(2, 1),)
+    found = forge_eq.optimize(original.module, args, dynamic_shapes=both(1))
+    assert not faults(found.graph, llama(30))
+    for batch, length in ((2, 5), (3, 33)):
+        given = (torch.randint(0, 49152, (batch, length), generator=torch.Generator().manual_seed(length)),)
+        with torch.no_grad():
+            due, got = original.module(*given), found.module(*given)
+        verdict = compare([got], [due], lambda given=given: float64_outputs(found.captured, given))
+        assert verdict, (batch, length, verdict.reason)
 
 
 # ------------------------------------------------------------------------------------------ sizes
@@ -240,13 +272,13 @@ def test_one_program_for_the_largest_sizes(max_size: Any, tmp_path: Any) -> None
     assert "arguments padded" in program.report()
     program.save(tmp_path / "padded.forge")
     built = program.last.executable
-    for run in (program, forge_eq.load(tmp_path / "padded.forge")):
+    for each in (program, forge_eq.load(tmp_path / "padded.forge")):
         for batch, length in ((2, 2), (4, 8), (3, 5)):
             given = mixed(batch, length, seed=batch)
-            close(run(*given), module(*given))
+            close(each(*given), module(*given))
         for wrong in (mixed(4, 9), mixed(9, 8)):
             with pytest.raises(InputError, match="outside 2 to"):
-                run(*wrong)
+                each(*wrong)
     assert program.last.executable is built, "no second program was made"
 
 
