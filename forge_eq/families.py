@@ -295,6 +295,24 @@ def build(
     return Model(called, family.wrap(module).eval(), (x.to("meta") if meta else x,))
 
 
+def is_spec(spec: str) -> bool:
+    """Whether the text names a family's model: ``NAME``, ``NAME-tiny``, either with ``:LAYERS``."""
+    return spec.partition(":")[0].removesuffix("-tiny") in FAMILIES
+
+
+def load(spec: str, tokens: int | None = None) -> Model:
+    """The model that such a text names, for 128 tokens (a tiny one for 16) unless told otherwise.
+
+    Raises InputError for a number of layers that it cannot have.
+    """
+    called, colon, depth = spec.partition(":")
+    if colon and not depth.isdecimal():
+        raise InputError("families", spec, f"{depth!r} is no number of layers", f"write {called}:2")
+    name, tiny = called.removesuffix("-tiny"), called.endswith("-tiny")
+    length = tokens if tokens is not None else 16 if tiny else 128
+    return build(name, length, layers=int(depth) if colon else None, tiny=tiny)
+
+
 def _module(family: Family, config: Mapping[str, Any], attention: str) -> torch.nn.Module:
     if family.kind == "ResNet":
         return ResNet(config["depths"], config["width"], config["classes"])

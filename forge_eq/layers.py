@@ -22,8 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("dynamo",),
     ("resnet",),
     ("tune",),
-    ("models", "demo"),
-    ("families",),
+    ("models", "families", "demo"),
     ("peers",),
     ("cli",),
 )

@@ -181,18 +181,23 @@ def seeded() -> Iterator[None]:
 
 
 def load(spec: str, tokens: int | None = None) -> Model:
-    """The model that ``spec`` names: ``FILE.py:ATTR``, a ``.pt2`` path or a built-in name.
+    """The model that ``spec`` names: ``FILE.py:ATTR``, a ``.pt2`` path, a built-in name or a family's.
 
-    ATTR is a pair (module, example inputs), a triple with keyword inputs, or a function that gives one.
+    ATTR is a pair (module, example inputs), a triple with keyword inputs, or a function that gives one. A family has
+    random weights; ``NAME-tiny`` is small, ``NAME:2`` has the first two layers only.
 
     Args:
-        tokens: length of the example input; built-in models only.
+        tokens: length of the example input; built-in models and families only.
 
     Raises:
         FileError, InputError: nothing of that name, or not of that form.
     """
+    from forge_eq import families
+
     if spec in BUILT_IN:
         return BUILT_IN[spec](**({} if tokens is None else {"tokens": tokens}))
+    if families.is_spec(spec):
+        return families.load(spec, tokens)
     if tokens is not None:
         raise InputError("models", spec, "has inputs of its own", "leave --tokens out: it is for built-in models")
     if spec.endswith(".pt2"):
@@ -205,7 +210,7 @@ def load(spec: str, tokens: int | None = None) -> Model:
             "models",
             spec,
             "is neither a built-in model nor a place",
-            f"use FILE.py:ATTR, a .pt2 file, or one of {', '.join(BUILT_IN)}",
+            f"use FILE.py:ATTR, a .pt2 file, or one of {', '.join((*BUILT_IN, *families.FAMILIES))}",
         )
     return _from_file(Path(path), attr, spec)
 

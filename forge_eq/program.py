@@ -1,6 +1,7 @@
 """``compile``: the whole pipeline, and the program that it gives.
 
-A program with symbolic sizes is specialised for each set of concrete shapes at the call; the few last ones are kept.
+A program with symbolic sizes is specialised for each set of concrete shapes at the call, and the few last ones are
+kept; or it is compiled once for the largest sizes (``max_size``), and arguments are padded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.utils._pytree as pytree
 
 from forge_eq.api import Progress, make_job, make_options, settle
 from forge_eq.capture.execute import run_graph
-from forge_eq.errors import RunError
+from forge_eq.errors import OptionsError, RunError
 from forge_eq.ir.graph import Builder, Graph, Signature
 from forge_eq.ir.types import TensorType
 from forge_eq.ops.leaves import input_
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from forge_eq.alloc.plan import Allocation
     from forge_eq.lower.npu import Program
     from forge_eq.run.executor import Executable
+    from forge_eq.run.padding import Padding
     from forge_eq.schedule.plan import Schedule
 
 KEPT_SHAPES = 4  # specialisations of a dynamic program that are kept
@@ -69,10 +71,18 @@ class Specialised:
 class CompiledProgram:
     """A compiled program: call it as the module. Printable forms: ``npuir``, ``schedule``, ``allocation``."""
 
-    def __init__(self, captured: Graph, options: Options, module: Any, first: Specialised | None) -> None:
+    def __init__(
+        self,
+        captured: Graph,
+        options: Options,
+        module: Any,
+        first: Specialised | None,
+        padding: Padding | None = None,
+    ) -> None:
         from forge_eq.run.boundary import deliverer, input_checker
 
-        self.captured, self.options, self.module = captured, options, module
+        self.captured, self.options, self.module, self.padding = captured, options, module, padding
+        self.counts = {"compiled": 0, "reused": 0, "dropped": 0}  # specialisations of a dynamic program
         self._check, self._deliver = input_checker(captured), deliverer(captured)
         self._targets = [w.target.partition(":") for w in captured.signature.write_backs]
         self._ready: OrderedDict[tuple[Any, ...], Specialised] = OrderedDict()
@@ -92,8 +102,10 @@ class CompiledProgram:
             InputError: an argument has another structure, dtype or shape than the program was compiled for.
         """
         inputs = self._check(args, kwargs)
-        ready = self._specialise(args, kwargs, inputs)
-        values = ready.run(inputs)
+        if self.padding is not None:
+            values = self.padding.cut(self.last.run(self.padding.fill(inputs)), inputs)
+        else:
+            values = self._specialise(args, kwargs, inputs).run(inputs)
         targets = [inputs[int(w)] if kind == "input" else self.captured.constants[w] for kind, _, w in self._targets]
         return self._deliver(values, (), targets, inputs)
 
@@ -107,13 +119,22 @@ class CompiledProgram:
                 )
             example = pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, (args, dict(kwargs)))
             ready = self._ready[key] = specialise(self.module, example[0], example[1], self.options)
+            self.counts["compiled"] += 1
             if len(self._ready) > KEPT_SHAPES:
                 self._ready.popitem(last=False)
+                self.counts["dropped"] += 1
+        else:
+            self.counts["reused"] += 1
         self._ready.move_to_end(key)
         self._last = ready
         return ready
 
     # ------------------------------------------------------------------------------------------ forms
+
+    @property
+    def shapes(self) -> list[tuple[Any, ...]]:
+        """The shapes of the inputs that a dynamic program is compiled for at present, the last used last."""
+        return list(self._ready) if self.dynamic else []
 
     @property
     def last(self) -> Specialised:
@@ -154,12 +175,15 @@ class CompiledProgram:
     def save(self, path: str | Path) -> None:
         """Writes the program, for the shapes that ran last, to one ``.forge`` file (no pickle). Raises FileError."""
         from forge_eq.run.save import Saved, save
+        from forge_eq.run.signature_json import to_json
 
         last, state = self.last, {w for kind, _, w in self._targets if kind == "constant"}
         kept = {name: self.captured.constants[name] for name in sorted(state)}
         options = {"name": self.captured.name, "alpha": self.options.alpha, "threads": self.options.threads}
         options["inputs"] = len(last.executable.program.inputs) - len(last.state)
         options["state"] = list(last.names)
+        if self.padding is not None:
+            options["padding"] = {**self.padding.to_json(), "signature": to_json(self.captured.signature)}
         executable = last.executable
         save(path, Saved(self.schedule, executable.allocation, executable.target, executable.pins, options, state=kept))
 
@@ -230,15 +254,18 @@ def compile(
     *,
     dynamic_shapes: Any = None,
     options: Options | None = None,
+    max_size: int | Mapping[str, int] | None = None,
     on_stage: Progress | None = None,
     **changes: Any,
 ) -> CompiledProgram:
     """The whole pipeline: capture, e-graph, extraction, NPU IR, schedule, allocation, OpenVINO, guard.
 
-    Args: as :func:`forge_eq.optimize`.
+    Args: as :func:`forge_eq.optimize`, and
+        max_size: of a dynamic program: one static program for the largest sizes, a number for all of them or one per
+            ``Dim`` name. Smaller arguments are padded with zeros and results cut; refused where results depend on it.
 
     Raises:
-        ForgeError: typed, with stage, node and remedy.
+        ForgeError: typed, with stage, node and remedy. A later call with sizes out of range ends in an InputError.
 
     Example:
         >>> program = forge_eq.compile(model, (tokens,))
@@ -249,6 +276,8 @@ def compile(
     job = make_job(module, example_inputs, example_kwargs, dynamic_shapes, chosen)
     captured: Graph = run(job, "capture", on_stage)["capture"]
     program = CompiledProgram(captured, chosen, None if isinstance(module, Graph) else _callable(module), None)
+    if max_size is not None:
+        return _padded(program, example_inputs, example_kwargs or {}, dynamic_shapes, max_size)
     if not program.dynamic:
         first = specialise(module, example_inputs, example_kwargs, chosen, on_stage, captured)
         first.job.seconds = {**job.seconds, **first.job.seconds}
@@ -256,6 +285,45 @@ def compile(
     if example_inputs or example_kwargs:
         program._specialise(example_inputs, example_kwargs or {}, program._check(example_inputs, example_kwargs or {}))
     return program
+
+
+def _padded(
+    dynamic: CompiledProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    max_size: int | Mapping[str, int],
+) -> CompiledProgram:
+    """The one program for the largest sizes, compared with the dynamic one at several smaller ones."""
+    from forge_eq.run.padding import Padding, bounded, check_padding, dim_names, largest_sizes
+
+    graph, module = dynamic.captured, dynamic.module
+    why = "" if dynamic.dynamic else "the program has no dynamic size"
+    why = why or ("the program writes or has effects" if graph.effects or graph.signature.write_backs else "")
+    why = why or ("there are no example inputs" if not args and not kwargs else "")
+    if why:
+        raise OptionsError("options", "max_size", why, "leave max_size out")
+    inputs = dynamic._check(args, kwargs)
+    types = {id(v): n.type for v, n in zip(inputs, graph.inputs, strict=True)}
+    largest = largest_sizes(graph, dim_names(module, args, kwargs, dynamic_shapes, types), max_size)
+    padding = Padding([n.type for n in graph.inputs], [graph.nodes[i].type for i in graph.outputs], largest)
+    whole = _as_call(graph.signature, padding.fill(inputs))
+    ready = specialise(module, *whole, dynamic.options)
+    tried = check_padding(graph, padding, ready.run, inputs)
+    sizes = ", ".join(f"{s} {n}" for s, n in padding.largest.items())
+    ready.job.remarks.append(Remark("passed", "padding", graph.name, f"agrees at {tried} sizes up to {sizes}"))
+    return CompiledProgram(bounded(graph, padding.largest), dynamic.options, None, ready, padding)
+
+
+def _as_call(signature: Signature, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Flat inputs as the arguments of a call."""
+    if signature.in_spec is None:
+        return tuple(inputs), {}
+    leaves = list(inputs)
+    for position, value in signature.baked:
+        leaves.insert(position, value)
+    args, kwargs = pytree.tree_unflatten(leaves, signature.in_spec)
+    return args, kwargs
 
 
 def _callable(module: Any) -> Any:
@@ -268,19 +336,25 @@ def _callable(module: Any) -> Any:
 def load(path: str | Path) -> CompiledProgram:
     """A program that :meth:`CompiledProgram.save` wrote. Raises FileError when it is corrupt or foreign."""
     from forge_eq.run.executor import Executable
+    from forge_eq.run.padding import Padding
     from forge_eq.run.save import load as read
+    from forge_eq.run.signature_json import from_json
 
     saved = read(path)
     program, count, names = saved.schedule.program, saved.options["inputs"], tuple(saved.options["state"])
-    builder = Builder(Graph(saved.options["name"], (), (), signature=_users_part(program.signature, count)))
-    for index, vreg in enumerate(program.inputs[:count]):
-        builder.add(input_, (), (index,), program.vregs[vreg].type)
+    kept = saved.options.get("padding")
+    padding = Padding.from_json(kept) if kept else None
+    signature = from_json(kept["signature"]) if kept else _users_part(program.signature, count)
+    types = padding.types if padding else [program.vregs[v].type for v in program.inputs[:count]]
+    builder = Builder(Graph(saved.options["name"], (), (), signature=signature))
+    for index, type in enumerate(types):
+        builder.add(input_, (), (index,), type)
     face = replace(builder.finish((0,) * len(program.outputs)), constants=saved.state)
     options = Options(alpha=saved.options["alpha"], threads=saved.options["threads"])
     job = Job(options, forms={"schedule": saved.schedule, "alloc": saved.allocation})
     executable = Executable(program, saved.target, saved.pins, options.threads)
     ready = Specialised(job, executable, names, tuple(saved.state[n] for n in names))
-    return CompiledProgram(face, options, None, ready)
+    return CompiledProgram(face, options, None, ready, padding)
 
 
 def _users_part(signature: Signature, count: int) -> Signature:

@@ -16,12 +16,12 @@ from torch import nn
 from torch.export import Dim
 
 from forge_eq.capture import capture
-from forge_eq.capture.sizes import evaluate
 from forge_eq.capture.targets import has_effect, resolve, target_name, writes
 from forge_eq.capture.template import ModuleRef, decode, encode
 from forge_eq.errors import CaptureError, FileError, ParseError
 from forge_eq.ir.check import check
 from forge_eq.ir.graph import Graph
+from forge_eq.ir.sizes import evaluate
 from forge_eq.ir.text import parse, text
 from forge_eq.ir.types import ScalarType, Sym, TensorType, TupleType
 from forge_eq.ops import effects, elementwise, leaves, linalg, movement, reduction

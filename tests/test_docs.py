@@ -37,7 +37,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)).eval()
-    names = {"model": model, "example_inputs": (torch.randn(2, 8),)}
+    names = {"torch": torch, "model": model, "example_inputs": (torch.randn(2, 8),)}
     assert len(BLOCKS) >= 2
     for block in BLOCKS:
         exec(compile(block, "README.md", "exec"), names)

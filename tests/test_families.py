@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import forge_eq
+from forge_eq import models
 from forge_eq.alloc.linear_scan import allocate
 from forge_eq.capture import capture
 from forge_eq.errors import InputError
@@ -145,6 +146,29 @@ def test_more_layers_than_there_are_is_refused(name: str, layers: int) -> None:
 def test_an_unknown_family_is_refused() -> None:
     with pytest.raises(InputError, match="gpt2-124m"):
         build("gpt5")
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("gpt2-124m-tiny", "gpt2-124m-tiny"),
+        ("gemma3-1b-tiny:1", "gemma3-1b-tiny (1 of 2 layers)"),
+        ("resnet-50-tiny", "resnet-50-tiny"),
+    ],
+)
+def test_families_are_models_by_name(spec: str, name: str) -> None:
+    model = models.load(spec)
+    assert model.name == name
+    assert torch.equal(model.module(*model.args), models.load(spec).module(*model.args))
+
+
+def test_a_family_has_a_length_and_a_depth() -> None:
+    assert models.load("llama-3.2-1b-tiny", tokens=5).args[0].shape == (1, 5)
+    for wrong, words in (("llama-3.2-1b-tiny:x", "no number of layers"), ("llama-3.2-1b-tiny:3", "cannot have 3")):
+        with pytest.raises(InputError, match=words):
+            models.load(wrong)
+    with pytest.raises(InputError, match="gemma3-1b"):
+        models.load("llama-9")
 
 
 # ------------------------------------------------------------------------------------------ the published sizes

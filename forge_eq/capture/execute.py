@@ -8,6 +8,7 @@ its definition, else from the call that an opaque node keeps. Not here: order, m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from forge_eq.capture.values import type_of
 from forge_eq.errors import RunError
 from forge_eq.ir.expand import expand
 from forge_eq.ir.graph import Builder, Graph, Node
+from forge_eq.ir.sizes import bind, evaluate, is_symbolic, sized
 from forge_eq.ops.effects import opaque, opaque_effect
 from forge_eq.ops.leaves import constant, literal
 from forge_eq.ops.spec import Op
@@ -60,6 +62,7 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
     for i in graph.outputs:
         left[i] += 1
     values: dict[int, Any] = {}
+    sizes = bind([n.type for n in graph.inputs], [getattr(v, "shape", None) for v in inputs])
 
     def value(i: int) -> Any:
         node = graph.nodes[i]
@@ -69,12 +72,19 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
         if node.op.leaf == "input":
             values[node.id] = inputs[node.attrs[0]]
         elif node.op is not constant:
-            values[node.id] = run_node(node, [value(i) for i in node.inputs], graph.submodules)
+            values[node.id] = run_node(_at(node, sizes), [value(i) for i in node.inputs], graph.submodules)
         for i in node.inputs:
             left[i] -= 1
             if not left[i]:
                 values.pop(i, None)
     return tuple(value(i) for i in graph.outputs)
+
+
+def _at(node: Node, sizes: Mapping[str, int]) -> Node:
+    """The node with numbers for the symbols in its attributes."""
+    if not sizes or not is_symbolic(node.attrs):
+        return node
+    return replace(node, attrs=sized(node.attrs, lambda symbol: evaluate(symbol.name, sizes)))
 
 
 _FUNCTIONS: dict[Op, Callable[..., Any]] = {}

@@ -10,6 +10,7 @@ something, and then only as far as functional form needs. Not here: the import o
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import os
@@ -81,6 +82,8 @@ def _export(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, 
         raise CaptureError(
             "capture", type(module).__name__, "is not a module", "pass an nn.Module, an ExportedProgram or a .pt2 path"
         )
+    if isinstance(module, GraphModule) and kwargs:
+        kwargs = _in_order(module, len(args), kwargs)
     # Without gradients, grad-mode blocks inside the model leave no frames in the graph.
     with _quiet(), torch.no_grad():
         try:
@@ -89,6 +92,20 @@ def _export(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, 
             )
         except Exception as e:  # torch.export raises whatever the model and its own passes raise
             raise _explained(type(module).__name__, e) from None
+
+
+def _in_order(module: GraphModule, positional: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in the order of the graph's placeholders.
+
+    torch.export runs a GraphModule by position: in any other order, or past a default, it gives another program.
+    """
+    names = list(inspect.signature(module.forward).parameters)[positional:]
+    if set(names[: len(kwargs)]) != set(kwargs):
+        unknown = sorted(set(kwargs) - set(names))
+        node = unknown[0] if unknown else next(n for n in names if n not in kwargs)
+        reason = "is no argument of the graph" if unknown else "is left out before an argument that is given"
+        raise CaptureError("capture", node, reason, f"pass {', '.join(names)}, up to the last that you need")
+    return {name: kwargs[name] for name in names[: len(kwargs)]}
 
 
 _REMEDIES = (

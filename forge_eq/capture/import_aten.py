@@ -25,7 +25,8 @@ from forge_eq.capture.template import ModuleRef, encode
 from forge_eq.capture.values import DTYPE_NAMES, innermost, parts_read, refuse, type_of
 from forge_eq.errors import ShapeError
 from forge_eq.ir.graph import NOWHERE, Builder, Origin
-from forge_eq.ir.types import TupleType, Type
+from forge_eq.ir.sizes import evaluate
+from forge_eq.ir.types import Sym, TupleType, Type
 from forge_eq.ops import ATEN
 from forge_eq.ops.aten import Ref, Unsupported
 from forge_eq.ops.effects import opaque, opaque_effect
@@ -53,6 +54,7 @@ class GraphImporter:
         self.out: Any = None
         self.parts: frozenset[int] = frozenset()
         self.numbers: dict[int, float] = {}  # node of a tensor without axes that the program writes down -> its value
+        self.symbols: dict[str, int] = {}  # of the arguments' sizes -> any size
         self.token = 0
         self._origin = NOWHERE
         self._origins: dict[tuple[str, str], Origin] = {}
@@ -67,6 +69,9 @@ class GraphImporter:
 
     def dtype(self, torch_dtype: Any) -> str:
         return DTYPE_NAMES[torch_dtype]
+
+    def sized(self, symbol: Sym) -> bool:
+        return evaluate(symbol.name, self.symbols) is not None
 
     def number(self, ref: Ref) -> float | None:
         node = self.builder.nodes[ref.id]

@@ -10,15 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Node as FxNode
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from forge_eq.capture.import_aten import GraphImporter
 from forge_eq.capture.sizes import conditions
 from forge_eq.capture.values import type_of
 from forge_eq.errors import CaptureError
 from forge_eq.ir.graph import Builder, Graph, Signature, WriteBack
+from forge_eq.ir.sizes import symbols
 from forge_eq.ir.types import Sym, TensorType
 from forge_eq.ops.aten import Ref, Unsupported
 from forge_eq.ops.leaves import input_
@@ -95,8 +98,8 @@ class ProgramImport:
             notes.append(f"{lost} conditions on sizes that no later call is checked against: they name no symbol")
         signature = Signature(
             inputs=tuple(self.inputs),
-            in_spec=spec.in_spec,
-            out_spec=spec.out_spec,
+            in_spec=_mutable(spec.in_spec),
+            out_spec=_mutable(spec.out_spec),
             outputs=tuple(leaves),
             write_backs=tuple(write_backs),
             baked=tuple(self.baked),
@@ -124,7 +127,9 @@ class ProgramImport:
             else:
                 index = len(self.inputs)
                 self.inputs[node.name] = index
-                found = self.builder.add(input_, (), (index,), self._type(node.name, node.meta["val"]))
+                type = self._type(node.name, node.meta["val"])
+                found = self.builder.add(input_, (), (index,), type)
+                self.importer.symbols |= {name: 2 for _, name in symbols(type)}
                 self.importer.values[node] = Ref(found)
         for node, spec in pairs:
             if spec.kind is not InputKind.USER_INPUT:
@@ -214,6 +219,15 @@ class ProgramImport:
                 bounds = (int(low) if low.is_Integer else 0, int(high) if high.is_Integer else None)
                 found.append((names[str(symbol)], *bounds))
         return tuple(sorted(found))
+
+
+def _mutable(spec: pytree.TreeSpec | None) -> pytree.TreeSpec | None:
+    """The structure with plain lists and dicts: a traced ``GraphModule`` is exported with fx's immutable ones, but
+    gives and takes plain ones."""
+    if spec is None or spec.is_leaf():
+        return spec
+    kind = {immutable_list: list, immutable_dict: dict}.get(spec.type, spec.type)
+    return pytree.TreeSpec(kind, spec.context, [found for s in spec.children() if (found := _mutable(s)) is not None])
 
 
 _WHY = {

@@ -1,72 +1,18 @@
 """What a captured program assumes about the sizes of its arguments.
 
 Takes an exported program with dynamic sizes. Gives conditions over the symbols in the types of its inputs,
-as Python text such as ``s0 % 2 == 0``, and the evaluation of such text. Promises: text is never executed:
-only integer arithmetic, comparison, and, or, not are understood; what is not understood is None.
-Not here: lower and upper bounds of single symbols (``Signature.ranges``).
+as Python text such as ``s0 % 2 == 0``. Promises: a condition that names no symbol of the inputs is counted, not lost.
+Not here: what the text means (``ir.sizes``), lower and upper bounds of single symbols (``Signature.ranges``).
 """
 
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
-
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-_CALLS: dict[str, Callable[..., Any]] = {"FloorDiv": operator.floordiv, "Mod": operator.mod, "max": max, "min": min}
-
-
-def evaluate(text: str, sizes: Mapping[str, int]) -> int | bool | None:
-    """The value of a size expression or condition, or None when a part of it is unknown here."""
-    try:
-        found: int | bool | None = _value(_parsed(text), sizes)
-        return found
-    except (SyntaxError, ZeroDivisionError, LookupError, TypeError):
-        return None
-
-
-@lru_cache(maxsize=4096)
-def _parsed(text: str) -> ast.expr:
-    return ast.parse(text.strip(), mode="eval").body
-
-
-def _value(node: ast.expr, sizes: Mapping[str, int]) -> Any:
-    """Raises LookupError at the first part that is not understood."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.Name):
-        return sizes[node.id]
-    if isinstance(node, ast.BinOp):
-        return _BINARY[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
-        inner = _value(node.operand, sizes)
-        return -inner if isinstance(node.op, ast.USub) else not inner
-    if isinstance(node, ast.BoolOp):
-        parts = [_value(v, sizes) for v in node.values]
-        return all(parts) if isinstance(node.op, ast.And) else any(parts)
-    if isinstance(node, ast.Compare):
-        values = [_value(v, sizes) for v in (node.left, *node.comparators)]
-        return all(_BINARY[type(o)](a, b) for o, a, b in zip(node.ops, values, values[1:], strict=False))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        return _CALLS[node.func.id](*(_value(a, sizes) for a in node.args))
-    raise LookupError(ast.dump(node))
 
 
 def conditions(program: ExportedProgram, leaves: Sequence[Any], names: Sequence[str]) -> tuple[list[str], int]:

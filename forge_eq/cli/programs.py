@@ -15,7 +15,10 @@ from forge_eq.errors import FileError, OptionsError
 from forge_eq.options import Options
 from forge_eq.pipeline import STAGES, Job
 
-_SPEC = "FILE.py:ATTR (a pair (module, example_inputs) or a function that gives one), a .pt2 file, or a built-in model"
+_SPEC = (
+    "FILE.py:ATTR (a pair (module, example_inputs) or a function that gives one), a .pt2 file, a built-in model, or a "
+    "family such as qwen2-0.5b (qwen2-0.5b-tiny: small; qwen2-0.5b:2: two layers)"
+)
 Spec = Annotated[str, typer.Argument(metavar="MODEL", help=_SPEC, show_default=False)]
 Tokens = Annotated[int | None, typer.Option(help="length of the example input of a built-in model", show_default=False)]
 Show = Annotated[str, typer.Option(help="print forms: stages with commas, or 'changed' for what each stage changed")]

@@ -99,6 +99,7 @@ class Engine:
             )
             if op.pure and op.leaf in ("", "literal"):  # a number that a rule made is as constant as a captured one
                 known = " ".join(f"(is_constant c{i})" for i in range(arity))
+                known += "".join(f" (>= a{i} 0)" for i, (_, kind) in enumerate(op.attrs) if kind == "ints")
                 constness = f'((is_constant e)) :ruleset facts :name "constness of {name}"'
                 self._run(f"(rule ((= e ({name} {args})) {known}) {constness})")
 

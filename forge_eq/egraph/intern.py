@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from forge_eq.ir.sizes import is_symbolic
 from forge_eq.ir.types import NoneType, ScalarType, TensorType, TupleType
 
 
 class Interner:
-    """A two-way table between values and integers."""
+    """A two-way table between values and integers; an attribute that only a call decides has a negative one."""
 
     def __init__(self) -> None:
         self._ids: dict[Any, int] = {}
@@ -24,12 +25,13 @@ class Interner:
         key = (type(value), value if exact else repr(value))
         found = self._ids.get(key)
         if found is None:
-            found = self._ids[key] = len(self._values)
+            count = len(self._values)
+            found = self._ids[key] = ~count if is_symbolic(value) else count
             self._values.append(value)
         return found
 
     def value(self, id: int) -> Any:
-        return self._values[id]
+        return self._values[id if id >= 0 else ~id]
 
 
 INTERNER = Interner()

@@ -12,11 +12,13 @@ Forge-UGC, Fusion-Gain. Every cost is strictly positive, so no cheapest program 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge_eq.egraph.view import EClass, ENode
 from forge_eq.errors import ExtractError
+from forge_eq.ir import sizes
 from forge_eq.ir.expand import expand
 from forge_eq.ir.graph import Builder, Graph, Node
 from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
@@ -35,8 +37,14 @@ def sized(type: Type) -> Type:
     if isinstance(type, TupleType):
         return TupleType(tuple(sized(t) for t in type.items))
     if isinstance(type, TensorType) and not type.static:
-        return TensorType(type.dtype, tuple(d if isinstance(d, int) else SYMBOLIC for d in type.shape))
+        return TensorType(type.dtype, _sized_attr(type.shape))
     return type
+
+
+def _sized_attr(attr: Any) -> Any:
+    """``s0*s1`` is priced as the product of two sizes: flattened rows are as many as the rows."""
+    known = defaultdict[str, int](lambda: SYMBOLIC)
+    return sizes.sized(attr, lambda symbol: sizes.evaluate(symbol.name, known) or SYMBOLIC)
 
 
 def nbytes(type: Type) -> float:
@@ -70,9 +78,9 @@ class FusionGain:
             return VIEW
         key = (op, tuple(types), repr(attrs), out)
         if key not in self._times:
-            known, result = [sized(t) for t in types], sized(out)
-            flops = op.cost.flops(known, attrs, result) if op.cost.flops else _elements(result)
-            moved = op.cost.bytes(known, attrs, result) if op.cost.bytes else nbytes(result) + sum(map(nbytes, known))
+            known, given, result = [sized(t) for t in types], _sized_attr(attrs), sized(out)
+            flops = op.cost.flops(known, given, result) if op.cost.flops else _elements(result)
+            moved = op.cost.bytes(known, given, result) if op.cost.bytes else nbytes(result) + sum(map(nbytes, known))
             self._times[key] = self.target.weight(op.cost.cost_class) * self.target.kernel_time(flops, moved)
         return self._times[key]
 

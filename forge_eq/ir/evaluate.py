@@ -17,6 +17,8 @@ import torch
 from forge_eq.errors import CheckError, InputError
 from forge_eq.ir.expand import definition, resolve
 from forge_eq.ir.graph import Attr, Graph, Node
+from forge_eq.ir.sizes import bind, sized
+from forge_eq.ir.sizes import evaluate as evaluate_size
 from forge_eq.ir.types import FLOATS, NoneType, ScalarType, Sym, TensorType, TupleType, Type
 from forge_eq.ops.effects import opaque, opaque_effect
 from forge_eq.ops.spec import Op, Term, Var
@@ -138,19 +140,15 @@ def _operand(graph: Graph, i: int, values: Sequence[Any]) -> Any:
     return oracle_array(graph.constants[node.attrs[0]], node.type)
 
 
-def _bind_sizes(graph: Graph, inputs: Sequence[Any]) -> dict[Sym, int]:
+def _bind_sizes(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
     """What the symbols in the inputs' types stand for."""
     if len(inputs) != len(graph.inputs):
         raise InputError("evaluate", graph.name, f"{len(inputs)} inputs for {len(graph.inputs)}", "pass one per input")
-    sizes: dict[Sym, int] = {}
-    for k, (node, value) in enumerate(zip(graph.inputs, inputs, strict=True)):
-        if not isinstance(node.type, TensorType):
-            continue
-        shape = tuple(np.shape(value))
-        fits = len(shape) == node.type.rank
-        for due, size in zip(node.type.shape, shape, strict=False):
-            fits &= (sizes.setdefault(due, size) if isinstance(due, Sym) else due) == size
-        if not fits:
+    tensors = [isinstance(n.type, TensorType) for n in graph.inputs]
+    shapes = [tuple(np.shape(v)) if t else None for v, t in zip(inputs, tensors, strict=True)]
+    sizes = bind([n.type for n in graph.inputs], shapes)
+    for k, (node, shape) in enumerate(zip(graph.inputs, shapes, strict=True)):
+        if isinstance(node.type, TensorType) and _sized_attr(node.type.shape, sizes) != shape:
             raise InputError("evaluate", f"input {k}", f"has shape {shape}, {node.type} is due", "pass that shape")
     return sizes
 
@@ -160,7 +158,7 @@ def _value(
     node: Node,
     values: list[Any],
     inputs: Sequence[Any],
-    sizes: Mapping[Sym, int],
+    sizes: Mapping[str, int],
     call: OpaqueCall | None,
 ) -> Any:
     if node.op.leaf == "input":
@@ -176,20 +174,23 @@ def _value(
     return found if node.op.leaf else _checked(node, found, node.type, sizes)
 
 
-def _sized_attr(value: Any, sizes: Mapping[Sym, int]) -> Any:
+def _sized_attr(value: Any, sizes: Mapping[str, int]) -> Any:
     """Symbols replaced by the sizes that are known."""
-    if isinstance(value, tuple):
-        return tuple(_sized_attr(v, sizes) for v in value)
-    return sizes.get(value, value) if isinstance(value, Sym) else value
+
+    def size(symbol: Sym) -> Any:
+        found = evaluate_size(symbol.name, sizes)
+        return symbol if found is None else found
+
+    return sized(value, size)
 
 
-def _sized(type: Type, sizes: Mapping[Sym, int]) -> Type:
+def _sized(type: Type, sizes: Mapping[str, int]) -> Type:
     if isinstance(type, TupleType):
         return TupleType(tuple(_sized(t, sizes) for t in type.items))
     return TensorType(type.dtype, _sized_attr(type.shape, sizes)) if isinstance(type, TensorType) else type
 
 
-def _checked(node: Node, value: Any, type: Type, sizes: Mapping[Sym, int]) -> Any:
+def _checked(node: Node, value: Any, type: Type, sizes: Mapping[str, int]) -> Any:
     """The value, which must be of the type its node states."""
     if isinstance(type, TupleType):
         return tuple(_checked(node, v, t, sizes) for v, t in zip(value, type.items, strict=True))

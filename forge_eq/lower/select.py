@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from forge_eq.errors import LowerError
 from forge_eq.ir.expand import expand_graph
 from forge_eq.ir.graph import Graph, Node
-from forge_eq.ir.types import NoneType, Sym, TensorType, TupleType, Type
+from forge_eq.ir.sizes import is_symbolic
+from forge_eq.ir.types import NoneType, TensorType, TupleType, Type
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
 from forge_eq.ops.spec import Op
 from forge_eq.targets import Target, load
@@ -138,17 +138,13 @@ class _Selector:
 
     def refuse_symbols(self, node: Node) -> None:
         parts = node.type.items if isinstance(node.type, TupleType) else (node.type,)
-        if any(isinstance(t, TensorType) and not t.static for t in parts) or _symbolic(node.attrs):
+        if any(isinstance(t, TensorType) and not t.static for t in parts) or is_symbolic(node.attrs):
             raise LowerError(
                 "lower",
                 f"%{node.id} {node.op.name}",
                 f"{node.type} {node.attrs} has an unknown size",
                 "compile specialises shapes first: pass concrete example inputs, or max_size",
             )
-
-
-def _symbolic(attr: Any) -> bool:
-    return isinstance(attr, Sym) or (isinstance(attr, tuple) and any(_symbolic(a) for a in attr))
 
 
 def home_leaves(program: Program, host: str) -> Program:

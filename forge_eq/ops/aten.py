@@ -46,6 +46,10 @@ class Importer(Protocol):
         """The name of a torch dtype."""
         ...
 
+    def sized(self, symbol: Sym) -> bool:
+        """Whether the sizes of the program's arguments decide what the symbol stands for."""
+        ...
+
     def number(self, ref: Ref) -> float | None:
         """The value of a tensor without axes that the program itself writes down, as ``torch.tensor(2.0)``."""
         ...
@@ -141,10 +145,9 @@ def boolean(imp: Importer, op: Op, *args: Any) -> Ref:
 
 
 def dims(imp: Importer, shape: Any) -> tuple[Any, ...]:
-    """The result's shape as an attribute. Sizes computed at run time must be symbols of the type."""
+    """The result's shape as an attribute. A size that only the call knows must follow from those of the arguments."""
     out = tuple(imp.out.shape)
-    need(all(isinstance(d, int | Sym) for d in out), "a size that is no symbol")
-    need(all(isinstance(d, int) for d in out), "a symbolic target shape")
+    need(all(isinstance(d, int) or imp.sized(d) for d in out), "a size that is computed from values")
     return out
 
 

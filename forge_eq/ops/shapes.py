@@ -5,12 +5,13 @@ Raises ShapeError when the operands do not fit, or when a symbolic size hides wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 from forge_eq.errors import ShapeError
-from forge_eq.ir.types import FLOATS, WEAK, Dim, TensorType, TupleType, Type
+from forge_eq.ir.types import FLOATS, WEAK, Dim, Sym, TensorType, TupleType, Type
 
 Types = Sequence[Any]
 Attrs = tuple[Any, ...]
@@ -124,8 +125,15 @@ def reshaped(types: Types, attrs: Attrs) -> Type:
 
 def _known(shape: Shape) -> tuple[int, tuple[str, ...]]:
     """Element count as (known factor, sorted symbols): equal counts have equal pairs."""
-    numbers = [d for d in shape if isinstance(d, int)]
-    return prod(numbers), tuple(sorted(str(d) for d in shape if not isinstance(d, int)))
+    parts = [p for d in shape for p in (_factors(d.name) if isinstance(d, Sym) else [d])]
+    return prod(p for p in parts if isinstance(p, int)), tuple(sorted(p for p in parts if isinstance(p, str)))
+
+
+def _factors(name: str) -> list[int | str]:
+    """``2*s0*s1`` in parts; any other expression is one."""
+    if not re.fullmatch(r"\w+(\*\w+)*", name):
+        return [name]
+    return [int(p) if p.isdecimal() else p for p in name.split("*")]
 
 
 def permuted(types: Types, attrs: Attrs) -> Type:

@@ -132,6 +132,18 @@ def summary(job: Job, width: int) -> str:
 def program_report(program: Any) -> str:
     """Summary, stages, storage and ownership of a CompiledProgram."""
     job = program.job
-    return "\n".join(
-        [summary(job, 100), stage_table(job), allocation_table(job), f" {program.last.executable.ownership()}\n"]
-    )
+    parts = [summary(job, 100), stage_table(job), allocation_table(job), f" {program.last.executable.ownership()}\n"]
+    return "\n".join([*parts, *_shapes(program)])
+
+
+def _shapes(program: Any) -> list[str]:
+    """What a dynamic program is compiled for, a line."""
+    if program.padding is not None:
+        sizes = ", ".join(f"{symbol} up to {size}" for symbol, size in program.padding.largest.items())
+        return [f" one static program, arguments padded: {sizes}\n"]
+    if not program.dynamic:
+        return []
+    counts = ", ".join(f"{count} {what}" for what, count in program.counts.items())
+    shown = [["x".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in key] for key in program.shapes]
+    kept = "; ".join(" ".join(sizes) for sizes in shown)
+    return [f" compiled per shape: {counts}; kept: {kept}\n"]

@@ -28,9 +28,11 @@ def rotate_half_from_slices(x: Var, a: Attr, m: Attr, n: Attr) -> Equation:
 
 def _is_repeat(t: Any, s: Any, w: Any, r: Any) -> bool:
     """x [.., h, t, d] -> [.., h, 1, t, d] -> [.., h, n, t, d] -> [.., h n, t, d]."""
-    if t.rank < 3 or not t.static or len(w) != t.rank + 1:
+    if t.rank < 3 or len(w) != t.rank + 1:
         return False
     *lead, heads, rows, size = t.shape
+    if not (isinstance(heads, int) and isinstance(w[-3], int)):
+        return False
     return bool(
         tuple(s) == (*lead, heads, 1, rows, size)
         and tuple(w) == (*lead, heads, w[-3], rows, size)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from forge_eq.capture.sizes import evaluate
 from forge_eq.capture.values import DTYPE_NAMES
 from forge_eq.errors import InputError
 from forge_eq.ir.graph import Graph, Signature
+from forge_eq.ir.sizes import evaluate
 from forge_eq.ir.types import ScalarType, Sym, TensorType
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool}

@@ -25,6 +25,7 @@ def to_json(signature: Signature) -> dict[str, Any]:
         "write_backs": [[w.output, w.target] for w in signature.write_backs],
         "baked": [[position, _value(v)] for position, v in signature.baked],
         "ranges": [list(r) for r in signature.ranges],
+        "guards": list(signature.guards),
     }
 
 
@@ -38,6 +39,7 @@ def from_json(found: dict[str, Any]) -> Signature:
         write_backs=tuple(WriteBack(output, target) for output, target in found["write_backs"]),
         baked=tuple((position, _read_value(v)) for position, v in found["baked"]),
         ranges=tuple((symbol, low, high) for symbol, low, high in found["ranges"]),
+        guards=tuple(found.get("guards", ())),  # files of earlier versions have none
     )
 
 

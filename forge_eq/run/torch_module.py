@@ -9,6 +9,7 @@ buffers and arguments are updated after every read. Not here: how a node is comp
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch.fx import Node as FxNode
 
 from forge_eq.capture.execute import OPAQUE, call_of
 from forge_eq.ir.graph import Graph, Node
+from forge_eq.ir.sizes import evaluate, is_symbolic, sized, symbols
+from forge_eq.ir.types import Sym
 from forge_eq.ops.elementwise import cast
 from forge_eq.ops.leaves import constant, input_
 from forge_eq.run.boundary import deliverer, input_checker
@@ -43,6 +46,7 @@ class _Emitter:
         self.root: dict[str, Any] = {}  # attribute path -> tensor or submodule
         self.paths: dict[str, str] = {}  # constant or submodule -> attribute path
         self.values: list[Any] = []
+        self.sizes: dict[str, FxNode] = {}  # size expression -> its value at the call
 
     def module(self) -> GraphModule:
         graph = self.graph
@@ -53,6 +57,12 @@ class _Emitter:
             index = node.attrs[0]
             label = graph.signature.inputs[index] if graph.signature.inputs else f"input_{index}"
             inputs[index] = self.fx.create_node("call_function", operator.getitem, (flat, index), name=label)
+        for node in graph.inputs:
+            for axis, name in symbols(node.type):
+                if name not in self.sizes:
+                    place = (inputs[node.attrs[0]], axis)
+                    self.sizes[name] = self.fx.create_node("call_function", torch.ops.aten.sym_size.int, place)
+        self.symbols = dict(self.sizes)
         for node in graph.nodes:
             self.values.append(inputs[node.attrs[0]] if node.op.leaf == "input" else self.emit(node))
         outputs = [self.values[i] for i in graph.outputs]
@@ -68,10 +78,19 @@ class _Emitter:
         if node.op.leaf == "literal":
             return node.attrs[0]
         modules = _Lazily(self)
+        if is_symbolic(node.attrs):
+            node = replace(node, attrs=sized(node.attrs, self.size))
         function, args, kwargs = call_of(node, [self.values[i] for i in node.inputs], modules)
         made = self.fx.create_node("call_function", function, args, kwargs, name=f"{node.op.name}_{node.id}")
         made.meta["origin"] = node.origin
         return made
+
+    def size(self, symbol: Sym) -> FxNode:
+        """What a size is at the call: a symbol of the arguments, or an expression of such."""
+        name = symbol.name
+        if name not in self.sizes:
+            self.sizes[name] = self.fx.create_node("call_function", evaluate, (name, self.symbols), name="size")
+        return self.sizes[name]
 
     def target(self, name: str, inputs: dict[int, FxNode]) -> FxNode:
         kind, _, which = name.partition(":")
