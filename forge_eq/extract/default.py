@@ -22,7 +22,7 @@ from forge_eq.extract.bottom_up import cheapest_trees
 from forge_eq.extract.bounds import forced_bound, shared_bound
 from forge_eq.extract.exact import branch_and_bound
 from forge_eq.extract.greedy_dag import cheapest_dags
-from forge_eq.extract.ilp import LARGEST, SAFETY, SMALL, available, require, solve_ilp
+from forge_eq.extract.ilp import LARGEST, SAFETY, SMALL, available, relaxed_bound, require, solve_ilp
 from forge_eq.extract.local_search import improve
 from forge_eq.extract.problem import Problem
 from forge_eq.extract.prune import prune
@@ -116,6 +116,8 @@ class _Run:
         if bound < cost and problem.size <= self.ilp and self.budget.checks:
             used, cost, better = self.integer(problem, used, cost)
             bound = max(bound, better)
+        elif bound < cost and self.ilp and problem.size <= LARGEST and self.budget.checks:
+            bound = max(bound, relaxed_bound(problem, cost))
         self.stopped |= bound < cost * (1 - 2 * SAFETY)
         return used, bound / problem.scale
 

@@ -8,9 +8,10 @@ Binary x(n) says that e-node n is used; a class is used as far as its e-nodes ar
 such that each root has one e-node, no class has more than one, and for classes c and k: the e-nodes of c that have
 k among their children are used no more than k is. Taking those e-nodes together is tighter than one row for each.
 
-Cycles are not excluded at first. A solution with one gets a cut for it, over all e-nodes that could close it, and
-the next round starts: a round counts as work, and each round's bound holds because leaving cuts out only relaxes. A
-cyclic solution still serves as a hint where to look for an acyclic one. Why not levels per class: decision 0006.
+Cycles are not excluded at first. The linear relaxation is solved first and cut where a loop supports itself
+(``extract.loops``), as long as that raises the bound; then rounds of the integer program, each with cuts against the
+loops of the solution before. A round counts as work, and each round's bound holds because leaving cuts out only
+relaxes. A cyclic solution still serves as a hint where to look for an acyclic one. Why not levels: decision 0006.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from typing import Any
 
 from forge_eq.errors import ExtractError
 from forge_eq.extract.answer import settle
+from forge_eq.extract.loops import Cut, Loops
 from forge_eq.extract.problem import Problem
 
 Choice = dict[int, int]
-Cut = tuple[tuple[int, int], ...]  # the edges (class, child class) of a cycle
 Repair = Callable[[Choice], tuple[Choice, int]]  # a choice that may have cycles -> an acyclic one near it, its cost
 
 PROGRESS = 1e-4  # share of the cost by which a round has to raise the bound, or else find a cheaper choice
 PATIENCE = 3, 10_000  # rounds without progress before it stops: so many, and this over the number of e-nodes more
+ROUNDS, RAISE, IDLE = 60, 1e-3, 8  # of the relaxation: at most, share of the cost that counts as a raise, rounds without
 SMALL = 5_000  # e-nodes up to which it belongs to the default stack: seconds at most
+LARGE_ROUNDS = 3  # of the relaxation of a part that is not given to the integer program
+PIVOTS = 50_000  # of one relaxation
 LARGEST = 25_000  # e-nodes beyond which the first relaxation alone, which cannot be stopped, takes too long
 SAFETY = 1e-6  # HiGHS computes in floats with tolerances of 1e-9 to 1e-6: its bound is lowered by this share
 OBJECTIVE = 1e4  # the incumbent's objective, far above the absolute tolerances
@@ -62,6 +66,11 @@ def require() -> None:
         raise ExtractError("extract", "ilp", "highspy is not installed", "pip install 'forge_eq[ilp]'")
 
 
+def relaxed_bound(problem: Problem, cost: int) -> int:
+    """A lower bound from the linear relaxation alone, with cuts against loops; ``cost`` is that of a known choice."""
+    return min(cost, _relaxed(_Model(problem, cost), Loops(problem), cost, LARGE_ROUNDS))
+
+
 def solve_ilp(problem: Problem, incumbent: Choice, cost: int, checks: int, repair: Repair) -> Solved:
     """The best choice found, at least as good as the incumbent (with its exact integer cost).
 
@@ -69,30 +78,41 @@ def solve_ilp(problem: Problem, incumbent: Choice, cost: int, checks: int, repai
     nodes. ``repair`` makes acyclic choices out of solutions with cycles. A solver that fails, or calls feasible
     problems infeasible, leaves the incumbent and says so in ``note``.
     """
-    best, best_cost, bound, spent, idle, note = incumbent, cost, 0, 0, 0, ""
-    model = _Model(problem, cost)
+    best, best_cost, spent, idle, note = incumbent, cost, 0, 0, ""
+    model, loops = _Model(problem, cost), Loops(problem)
+    bound = _relaxed(model, loops, cost, ROUNDS) if loops.components else 0
     patience = PATIENCE[0] + PATIENCE[1] // problem.size
     while spent < checks:
         answer = model.solve(best, checks - spent)
         spent += max(answer.checks, 1)
         before = best_cost, bound
-        bound = max(bound, math.ceil(answer.dual * (1 - SAFETY) / model.unit))  # the least cost is an integer
+        bound = max(bound, model.bound(answer.dual))
         if answer.choice is None:
             note = answer.note
             break
-        cycle = _cycle(problem, answer.choice)
-        choice, total = repair(answer.choice) if cycle else settle(problem, _full(problem, answer.choice))
+        cuts = loops.violated(model.rows(answer.choice))
+        choice, total = repair(answer.choice) if cuts else settle(problem, _full(problem, answer.choice))
         if total < best_cost:
             best, best_cost = choice, total
         idle = 0 if best_cost < before[0] or bound > before[1] + PROGRESS * cost else idle + 1
-        if not cycle or bound >= best_cost or idle >= patience:
+        if not cuts or bound >= best_cost or idle >= patience:
             break
-        left = answer.choice
-        while cycle:
-            model.forbid(cycle)
-            left = {c: i for c, i in left.items() if c != cycle[0][0]}  # a cycle elsewhere, if there is one
-            cycle = _cycle(problem, left)
+        model.add(cuts)
     return Solved(best, best_cost, min(bound, best_cost), spent, note)
+
+
+def _relaxed(model: _Model, loops: Loops, cost: int, rounds: int) -> int:
+    """Rounds of the linear relaxation with cuts, while they raise the bound. Leaves the cuts in the model."""
+    bound, idle = 0, 0
+    for _ in range(rounds):
+        dual, values = model.relax()
+        idle = 0 if model.bound(dual) > bound + RAISE * cost else idle + 1
+        bound = max(bound, model.bound(dual))
+        cuts = loops.violated(values) if values else []
+        if not cuts or idle > IDLE:
+            break
+        model.add(cuts)
+    return bound
 
 
 def _full(problem: Problem, choice: Choice) -> list[int]:
@@ -149,13 +169,41 @@ class _Model:
             self.solver.setOptionValue(option, value)
         self.solver.passModel(lp)  # a model that it refuses ends with a status that solve() reports
 
-    def forbid(self, cycle: Cut) -> None:
-        """No solution may have this cycle: one of its classes must not use the next."""
-        users = [j for edge in cycle for j in self.edges[edge]]
+    def add(self, cuts: Sequence[Cut]) -> None:
+        """Adds cuts as rows."""
         np = self.np
-        self.solver.addRow(
-            -self.highs.kHighsInf, len(cycle) - 1.0, len(users), np.array(users, dtype=np.int32), np.ones(len(users))
-        )
+        for cut in cuts:
+            columns = np.array([self.first[c] + i for c, i in (*cut.entries, *cut.uses)], dtype=np.int32)
+            values = np.array([1.0] * len(cut.entries) + [-1.0] * len(cut.uses))
+            self.solver.addRow(0.0, self.highs.kHighsInf, len(columns), columns, values)
+
+    def bound(self, dual: float) -> int:
+        """A bound of the objective in units of the problem: the least cost is an integer."""
+        return math.ceil(dual * (1 - SAFETY) / self.unit)
+
+    def rows(self, choice: Choice) -> list[list[float]]:
+        """A choice as values per class and e-node."""
+        values = [[0.0] * len(nodes) for nodes in self.problem.classes]
+        for c, i in choice.items():
+            values[c][i] = 1.0
+        return values
+
+    def relax(self) -> tuple[float, list[list[float]]]:
+        """The linear relaxation: its value, 0 where HiGHS fails, and its solution, then empty."""
+        self._kind(self.highs.HighsVarType.kContinuous)
+        self.solver.setOptionValue("simplex_iteration_limit", PIVOTS)
+        self.solver.run()
+        self.solver.setOptionValue("simplex_iteration_limit", self.highs.kHighsIInf)
+        status, value = self.solver.getModelStatus(), float(self.solver.getInfo().objective_function_value)
+        found = self.solver.getSolution().col_value
+        self._kind(self.highs.HighsVarType.kInteger)
+        if status != self.highs.HighsModelStatus.kOptimal:
+            return 0.0, []
+        return value, [list(found[f : f + len(n)]) for f, n in zip(self.first, self.problem.classes, strict=True)]
+
+    def _kind(self, kind: Any) -> None:
+        count = self.solver.getNumCol()
+        self.solver.changeColsIntegrality(count, self.np.arange(count, dtype=self.np.int32), self.np.full(count, kind))
 
     def solve(self, start: Choice, checks: int) -> _Answer:
         """Runs HiGHS from a start without cycles, to its end or for ``checks`` points where it may be stopped."""
@@ -230,6 +278,13 @@ _SETTINGS: Mapping[str, Any] = {
     "random_seed": 0,
     "mip_rel_gap": 1e-7,
     "mip_abs_gap": 1e-7 * OBJECTIVE,
+    # Our own pruning and local search do what presolve and the searches by smaller programs would; those pass no point
+    # at which the solver may be stopped and took 90 % of the time.
+    "presolve": "off",
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+    "mip_heuristic_run_feasibility_jump": False,
 }
 
 
@@ -241,27 +296,3 @@ def _edges(problem: Problem, first: Sequence[int]) -> dict[tuple[int, int], list
             for k in kids:
                 edges.setdefault((c, k), []).append(first[c] + i)
     return edges
-
-
-def _cycle(problem: Problem, choice: Mapping[int, int]) -> Cut | None:
-    """Some cycle of the choice, None if it has none. Classes that the choice lacks have no children."""
-    state: dict[int, int] = {}  # 1: on the path, 2: done
-    for start in choice:
-        if start in state:
-            continue
-        path, work = [start], [iter(problem.kids[start][choice[start]])]
-        state[start] = 1
-        while path:
-            for k in work[-1]:
-                if state.get(k) == 1:
-                    ring = path[path.index(k) :]
-                    return tuple(zip(ring, [*ring[1:], ring[0]], strict=True))
-                if k in choice and k not in state:
-                    state[k] = 1
-                    path.append(k)
-                    work.append(iter(problem.kids[k][choice[k]]))
-                    break
-            else:
-                state[path.pop()] = 2
-                work.pop()
-    return None

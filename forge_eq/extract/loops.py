@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
 
 from forge_eq.extract.knuth import waiting
 from forge_eq.extract.problem import Problem
@@ -104,27 +103,3 @@ class Loops:
                     others = tuple(sorted(entry for entry in entries if entry[0] != r))
                     cuts.append(Cut(others, uses, missing))
         return cuts
-
-
-def cycle_of(problem: Problem, choice: dict[int, int]) -> tuple[tuple[int, int], ...] | None:
-    """Some cycle of a choice as edges (class, child class), None if it has none."""
-    state: dict[int, int] = {}  # 1: on the path, 2: done
-    for start in choice:
-        if start in state:
-            continue
-        path, work = [start], [iter(problem.kids[start][choice[start]])]
-        state[start] = 1
-        while path:
-            for k in work[-1]:
-                if state.get(k) == 1:
-                    ring = path[path.index(k) :]
-                    return tuple(pairwise([*ring, ring[0]]))
-                if k in choice and k not in state:
-                    state[k] = 1
-                    path.append(k)
-                    work.append(iter(problem.kids[k][choice[k]]))
-                    break
-            else:
-                state[path.pop()] = 2
-                work.pop()
-    return None
