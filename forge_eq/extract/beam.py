@@ -1,7 +1,7 @@
 """Beam DAG extraction: per class the few cheapest whole programs, not just one.
 
 Takes a :class:`Problem` and a :class:`Budget` (``width``). Gives an :class:`Extraction`. Promises: acyclic by
-construction, and never dearer than greedy. Not here: revising a class after its beam is full (``extract.local_search``).
+construction, and never dearer than greedy. Not here: revising a class with a full beam (``extract.local_search``).
 
 A candidate of a class is a program for it: e-nodes as a bit set, with the cost of the set. An e-node joins candidates
 of its children; where two of them compute one class differently, the one joined first wins. That is acyclic: the first

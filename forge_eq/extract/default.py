@@ -44,6 +44,9 @@ class Default:
     def _solve(self, problem: Problem, budget: Budget, ilp: int) -> Extraction:
         run = _Run(budget, ilp)
         choice, bound = run.solve(problem, 0)
+        if run.stopped:  # greedy on the whole can be luckier than the best found part by part
+            plain = (settle(problem, start) for start in (cheapest_trees(problem)[0], cheapest_dags(problem)))
+            choice = min((choice, *(used for used, _ in plain)), key=lambda c: _cost(problem, c))
         cost = math.fsum(problem.classes[c][i].cost for c, i in choice.items())
         answer = conclude(choice, cost, bound, self.name, {"nodes": problem.size, **run.work}, stopped=run.stopped)
         check(problem, answer)
@@ -137,6 +140,10 @@ class _Run:
         choice, cost, tried = improve(problem, start, self.budget.moves - self.work["moves"])
         self.work["moves"] += tried
         return settle(problem, choice)[0], cost
+
+
+def _cost(problem: Problem, choice: Choice) -> int:
+    return sum(problem.weights[c][i] for c, i in choice.items())
 
 
 def _greedy_near(problem: Problem, used: Choice, factor: int) -> list[int]:

@@ -32,7 +32,8 @@ Repair = Callable[[Choice], tuple[Choice, int]]  # a choice that may have cycles
 
 PROGRESS = 1e-4  # share of the cost by which a round has to raise the bound, or else find a cheaper choice
 PATIENCE = 3, 10_000  # rounds without progress before it stops: so many, and this over the number of e-nodes more
-ROUNDS, RAISE, IDLE = 60, 1e-3, 8  # of the relaxation: at most, share of the cost that counts as a raise, rounds without
+ROUNDS, IDLE = 60, 8  # of the relaxation, at most; without a raise, before it stops
+RAISE = 1e-3  # share of the cost by which a round has to raise the bound
 SMALL = 5_000  # e-nodes up to which it belongs to the default stack: seconds at most
 LARGE_ROUNDS = 3  # of the relaxation of a part that is not given to the integer program
 PIVOTS = 50_000  # of one relaxation
@@ -95,6 +96,8 @@ def solve_ilp(problem: Problem, incumbent: Choice, cost: int, checks: int, repai
         if total < best_cost:
             best, best_cost = choice, total
         idle = 0 if best_cost < before[0] or bound > before[1] + PROGRESS * cost else idle + 1
+        if answer.stopped and bound < best_cost:
+            note = f"HiGHS was stopped at its budget of {checks} checks"
         if not cuts or bound >= best_cost or idle >= patience:
             break
         model.add(cuts)
@@ -128,6 +131,7 @@ class _Answer:
     claimed: float
     checks: int
     note: str = ""
+    stopped: bool = False
 
 
 class _Model:
@@ -243,7 +247,9 @@ class _Model:
         if info.primal_solution_status != highs.SolutionStatus.kSolutionStatusFeasible:
             return _Answer(None, dual, claimed, passed, "HiGHS was stopped before it had a solution")
         choice = self._used(np.asarray(solver.getSolution().col_value) > 0.5)
-        return _Answer(choice, dual, claimed, passed, "" if choice else "HiGHS left a used class without an e-node")
+        stopped = status == highs.HighsModelStatus.kInterrupt
+        note = "" if choice else "HiGHS left a used class without an e-node"
+        return _Answer(choice, dual, claimed, passed, note, stopped)
 
     def _used(self, found: Sequence[bool]) -> Choice | None:
         chosen: Choice = {}
@@ -278,9 +284,8 @@ _SETTINGS: Mapping[str, Any] = {
     "random_seed": 0,
     "mip_rel_gap": 1e-7,
     "mip_abs_gap": 1e-7 * OBJECTIVE,
-    # Our own pruning and local search do what presolve and the searches by smaller programs would; those pass no point
-    # at which the solver may be stopped and took 90 % of the time.
-    "presolve": "off",
+    # Local search does what the solver's searches by smaller programs would; those pass no point at which it may be
+    # stopped, and took most of the time.
     "mip_heuristic_run_rins": False,
     "mip_heuristic_run_rens": False,
     "mip_heuristic_run_root_reduced_cost": False,
