@@ -8,6 +8,7 @@ with ten times the work does it offline; the table says so.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from dataclasses import replace
@@ -70,7 +71,7 @@ def extracted(job: Any, **changes: Any) -> tuple[Any, float]:
     kept = {k: job.forms[k] for k in ("capture", "saturate")}
     times = []
     for _ in range(REPEATS):
-        done = run(Job(replace(job.options, **changes), forms=kept), "extract")
+        done = run(Job(replace(job.options, **changes), forms=dict(kept)), "extract")
         times.append(1e3 * done.seconds["extract"])
     return done["chosen"], min(times)
 
@@ -118,7 +119,7 @@ def paths(sheet: Sheet, jobs: dict[str, Any]) -> None:
             rows.append((name, f"{s.low:.4f} .. {s.high:.4f}", s.base, s.gain, sum(s.fused.values()), fused))
         score = found[0].cost(0.0), found[-1].cost(1.0)
         counts.append((name, len(found), *score, score[0] / score[1]))
-        falls = sum(b.gain < a.gain for a, b in zip(found, found[1:], strict=False))
+        falls = sum(b.gain < a.gain for a, b in itertools.pairwise(found))
         sheet.demand(f"{name}: falls of the total gain along alpha", falls, 0)
         sheet.demand(f"{name}: fusions at alpha 0", sum(found[0].fused.values()), 0, equal=True)
         if name == GPT2:

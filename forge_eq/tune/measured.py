@@ -4,7 +4,8 @@ Takes a JSON file of measured variants. Gives concordances before and after. Pro
 size are compared, and only pairs that noise cannot order; a model's own figures never enter the weights it is judged
 by; the same seed gives the same result. Not here: the measuring (``bench/order.py``), alpha (a variant has its own).
 
-The file is what ``bench/order.py`` keeps: ``{"model, tokens": {"spread", "variants": {name: {"measured", "classes"}}}}``.
+The file is what ``bench/order.py`` keeps: ``{"model, tokens": {"spread", "variants": {name: {"measured",
+"classes"}}}}``.
 ``measured`` is the median time, in any one unit; ``spread`` the A/A spread as a share; ``classes`` are predicted
 microseconds by cost class under the target's own weights (:func:`class_times`), whose sum is the prediction.
 """
