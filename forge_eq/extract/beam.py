@@ -25,6 +25,7 @@ from forge_eq.extract.problem import Problem
 from forge_eq.extract.prune import prune
 
 Candidate = tuple[int, int, int]  # cost, e-nodes, all e-nodes of the classes that those compute
+MEMORY = 2_000_000_000  # bits of all candidates at most; a beam too narrow for two is greedy and left out
 JOINS = 16  # ways of joining the children's candidates that are tried per e-node and new candidate
 
 
@@ -120,9 +121,11 @@ class Beam:
         """Raises ExtractError when a root has no finite term."""
         pruned = prune(problem)
         small = pruned.problem
-        starts = (cheapest_of_beam(small, budget.width), cheapest_dags(small), cheapest_trees(small)[0])
+        width = min(budget.width, MEMORY // (2 * small.size * len(small.classes)))
+        starts = [cheapest_of_beam(small, width)] if width > 1 else []
+        starts += [cheapest_dags(small), cheapest_trees(small)[0]]
         best = min(starts, key=lambda choice: settle(small, choice)[1])
-        work = {"nodes": problem.size, "width": budget.width}
+        work = {"nodes": problem.size, "width": max(1, width)}
         answer = summarise(small, best, self.name, work)
         return Extraction(
             pruned.restore(answer.choice), answer.cost, answer.lower_bound, answer.status, self.name, answer.work
