@@ -1,8 +1,8 @@
 """Extraction: the cheapest program among all that an e-graph holds.
 
 Reading order: ``problem`` (what is asked), ``base`` (what is answered, and its checker), ``prune``, ``knuth``,
-``bottom_up``, ``greedy_dag``, ``beam``, ``local_search``, ``bounds``, ``split``, ``exact``, ``loops``, ``ilp``,
-``default`` (the stack that the pipeline uses).
+``bottom_up``, ``greedy_dag``, ``beam``, ``local_search``, ``bounds``, ``split``, ``exact``, ``loops``, ``highs``,
+``ilp``, ``default`` (the stack that the pipeline uses).
 """
 
 from __future__ import annotations

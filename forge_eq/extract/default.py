@@ -22,7 +22,8 @@ from forge_eq.extract.bottom_up import cheapest_trees
 from forge_eq.extract.bounds import forced_bound, shared_bound
 from forge_eq.extract.exact import branch_and_bound
 from forge_eq.extract.greedy_dag import cheapest_dags
-from forge_eq.extract.ilp import LARGEST, SAFETY, SMALL, available, relaxed_bound, require, solve_ilp
+from forge_eq.extract.highs import SAFETY
+from forge_eq.extract.ilp import LARGEST, SMALL, available, relaxed_bound, require, solve_ilp
 from forge_eq.extract.local_search import improve
 from forge_eq.extract.problem import Problem
 from forge_eq.extract.prune import prune
