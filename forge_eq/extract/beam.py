@@ -26,7 +26,7 @@ from forge_eq.extract.prune import prune
 
 Candidate = tuple[int, int, int]  # cost, e-nodes, all e-nodes of the classes that those compute
 MEMORY = 2_000_000_000  # bits of all candidates at most; a beam too narrow for two is greedy and left out
-JOINS = 16  # ways of joining the children's candidates that are tried per e-node and new candidate
+JOINS = 6  # ways of joining the children's candidates that are tried per e-node and new candidate
 
 
 class _Beam:
