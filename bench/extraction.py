@@ -1,6 +1,6 @@
-"""Extraction per model: extractors, Score(alpha) and FGR, ablation of rule families, tuning; CEI with --cei.
+"""Extraction per model: extractors, Score(alpha) and FGR, tuning; CEI with --cei.
 
-Usage: python bench/extraction.py [--models gpt2-tiny,llama-tiny,gpt2-meta] [--tokens 16] [--tune 50] [--cei] [--out F]
+Usage: python bench/extraction.py [--models gpt2-tiny,llama-tiny,gpt2-124m] [--tokens 16] [--tune 50] [--cei] [--out F]
 """
 
 from __future__ import annotations
@@ -15,33 +15,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
+from forge_eq.families import FAMILIES, build, layers_of
 from sheet import PAPER, Sheet, arguments, finish, one_of, paper, progress, where
-from stages import capture_gpt2
 
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-OF_PAPER = {"gpt2-meta": "GPT-2 (125M)", "gpt2": "GPT-2 (125M)", "llama-meta": "Llama-3.2-1B"}
+OF_PAPER = {"gpt2": "GPT-2 (125M)", **{name: f.paper for name, f in FAMILIES.items() if f.paper}}
 TUNE_OVERHEAD = 0.3  # seconds that 50 trials may take over their extractions
 
 
-def capture_llama(tokens: int) -> Any:
-    """Llama-3.2-1B's shape without data."""
+def captures() -> dict[str, Callable[[int], Any]]:
+    """Captured graphs by name: the built-in models, and the families at their full sizes without data."""
     import torch
 
-    from forge_eq import models
-    from forge_eq.capture import capture
-
-    transformers = models.require("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-        num_key_value_heads=8, tie_word_embeddings=True, attn_implementation="sdpa",
-    )  # fmt: skip
-    with torch.device("meta"):
-        model = models.Logits(transformers.LlamaForCausalLM(config)).eval()
-        return capture(model, (torch.zeros(1, tokens, dtype=torch.int64),))
-
-
-def captures() -> dict[str, Callable[[int], Any]]:
-    """Captured graphs by name: the built-in models, and two full sizes without data."""
     from forge_eq import models
     from forge_eq.capture import capture
 
@@ -52,19 +37,31 @@ def captures() -> dict[str, Callable[[int], Any]]:
 
         return made
 
-    meta = {"gpt2-meta": lambda tokens: capture_gpt2(12, tokens), "llama-meta": capture_llama}
-    return {**{name: built_in(name) for name in models.BUILT_IN}, **meta}
+    def family(name: str) -> Callable[[int], Any]:
+        def made(tokens: int) -> Any:
+            model = build(name, tokens, meta=True)
+            with torch.device("meta"):
+                return capture(model.module, model.args)
+
+        return made
+
+    return {**{name: built_in(name) for name in models.BUILT_IN}, **{name: family(name) for name in FAMILIES}}
 
 
 def main(argv: list[str]) -> int:
     known = captures()
     parser = arguments(__doc__, "extraction")
-    default = "gpt2-tiny,llama-tiny,bert-tiny,gpt2-meta"
+    default = "gpt2-tiny,llama-tiny,bert-tiny,gpt2-124m,llama-3.2-1b"
     parser.add_argument("--models", default=default, type=one_of(known), help=f"of {', '.join(known)}")
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--target", default="openvino-cpu")
     parser.add_argument("--tune", type=int, default=50, help="trials of tuning; 0 for none")
-    parser.add_argument("--cei", action="store_true", help="also time against plain OpenVINO (not for -meta)")
+    parser.add_argument(
+        "--cei", action="store_true", help="also time against plain OpenVINO (not for families, which have no weights)"
+    )
+    parser.add_argument(
+        "--measure", default=[], type=one_of(FAMILIES), help="families to tune with --measure, cut down"
+    )
     given = parser.parse_args(argv)
 
     import torch
@@ -78,13 +75,14 @@ def main(argv: list[str]) -> int:
     jobs = {}
     for name in progress(given.models, "capture and saturate"):
         jobs[name] = run(Job(Options(target=given.target), forms={"capture": known[name](given.tokens)}), "saturate")
-    compare(sheet, jobs)
+    compare(sheet, jobs, rules.hash)
     scores(sheet, jobs)
-    ablation(sheet, jobs)
     if given.tune:
         tuning(sheet, jobs, given.tune)
+    if given.measure:
+        measured(sheet, given.measure, given.tokens, given.threads)
     if given.cei:
-        efficiency(sheet, [n for n in given.models if not n.endswith("-meta")], given.tokens, given.threads)
+        efficiency(sheet, [n for n in given.models if n not in FAMILIES], given.tokens, given.threads)
     return finish(sheet, "extraction", given.out)
 
 
@@ -98,7 +96,7 @@ def again(job: Any, **changes: Any) -> Any:
     return run(Job(replace(job.options, **changes), forms=kept), "extract")
 
 
-def compare(sheet: Sheet, jobs: dict[str, Any]) -> None:
+def compare(sheet: Sheet, jobs: dict[str, Any], rules: str) -> None:
     """Every extractor on every model, at the default alpha; the default stack has to prove 1 %."""
     from forge_eq.extract import EXTRACTORS
 
@@ -108,10 +106,12 @@ def compare(sheet: Sheet, jobs: dict[str, Any]) -> None:
             done = again(job, extractor=extractor)
             a, view = done["chosen"].extraction, job["saturate"]
             ms = 1e3 * done.seconds["extract"]
-            rows.append((name, len(view.classes), view.nodes, extractor.name, a.cost, a.lower_bound, 100 * a.gap, ms))
+            rows.append(
+                (name, len(view.classes), view.nodes, extractor.name, a.cost, a.lower_bound, 100 * a.gap, ms, rules)
+            )
             if extractor.name == "default":
                 sheet.demand(f"gap of {name}, %", 100 * a.gap, 1.0)
-    head = ("model", "classes", "e-nodes", "extractor", "cost us", "bound us", "gap %", "ms")
+    head = ("model", "classes", "e-nodes", "extractor", "cost us", "bound us", "gap %", "ms", "rule set")
     sheet.table("extractors", head, rows, "cost: predicted, not measured; ms: extraction and rebuilding the graph")
 
 
@@ -148,33 +148,6 @@ def scores(sheet: Sheet, jobs: dict[str, Any]) -> None:
     sheet.table("Fusion Gain Ratio", head, ratios, note)
 
 
-def ablation(sheet: Sheet, jobs: dict[str, Any]) -> None:
-    """Each family of rules left out: cost, e-nodes and saturation time against all rules."""
-    from dataclasses import replace
-
-    from forge_eq.pipeline import Job, run
-    from forge_eq.rules import default
-
-    families = sorted({r.family for r in default})
-    rows = []
-    for name, job in progress(list(jobs.items()), "ablation"):
-        full, nodes = again(job)["chosen"].extraction.cost, job["saturate"].nodes
-        for family in ("nothing", *families):
-            kept = default if family == "nothing" else default - default.select(family)
-            less = run(Job(replace(job.options, rules=kept), forms={"capture": job["capture"]}), "extract")
-            cost = less["chosen"].extraction.cost
-            ms = 1e3 * less.seconds["saturate"]
-            delta = 100 * (cost / full - 1)
-            rows.append((name, family, len(kept), cost, delta, less["saturate"].nodes - nodes, ms, kept.hash))
-    head = ("model", "without", "rules", "cost us", "delta %", "e-nodes", "saturate ms", "rule set")
-    note = "Predicted cost. A first saturation also answers the rules' questions about sizes; later ones reuse answers."
-    sheet.table("ablation of rule families", head, rows, note)
-    theirs = paper().get("ablation_gpt2", {}).get("rows", {})
-    if theirs:
-        rows_of_paper = [(k, *v) for k, v in theirs.items()]
-        sheet.table("ablation of the paper, GPT-2", ("passes", "score", "delta %"), rows_of_paper, PAPER)
-
-
 def tuning(sheet: Sheet, jobs: dict[str, Any], trials: int) -> None:
     """Trials over one saturation: what they cost beyond their extractions."""
     from forge_eq.pipeline import Job
@@ -193,6 +166,44 @@ def tuning(sheet: Sheet, jobs: dict[str, Any], trials: int) -> None:
             "score tuned us", "paper default", "paper tuned", "paper delta %")  # fmt: skip
     note = "judged: kernel times under the fixed weights. Scores under other weights are of another scale, not better."
     sheet.table("tuning", head, rows, note)
+
+
+def measured(sheet: Sheet, names: list[str], tokens: int, threads: int) -> None:
+    """The program that --measure keeps, timed once more against the unoptimised one: it must not lose beyond noise."""
+    import torch
+
+    from forge_eq.tune import tune
+    from forge_eq.tune.measure import CAPTURED, interleaved
+    from forge_eq.tune.order import speedup
+
+    rows = []
+    for name in progress(names, "tune --measure"):
+        model = build(name, tokens, layers=min(2, layers_of(name)), vocabulary=2048)
+        found = tune(model.module, model.args, trials=20, measure=True, top=3, rounds=15, threads=threads)
+        timing = found.timing
+        assert timing is not None
+        won = timing.ratios.get(timing.winner, (1.0, 1.0))
+        again, low = 1.0, 1.0
+        if timing.winner != CAPTURED:
+            unoptimised = compile_captured(model, threads)
+            with torch.no_grad():
+                pair = interleaved([lambda: unoptimised(*model.args), lambda: timing.program(*model.args)], 21)  # noqa: B023
+            again, low = speedup(*pair)
+        rows.append((model.name, found.programs, timing.winner, *won, again, low, 100 * timing.noise))
+        sheet.demand(f"{name}: the winner's time over the unoptimised, again", 1 / again, 1 + 2 * timing.noise)
+    head = ("model", "programs", "kept", "captured over it", "lower 95 %", "again", "lower 95 % again", "A/A %")
+    note = (
+        "Kept only where the lower bound exceeds 1.03 in two measurements; then timed a third time, which decides here."
+    )
+    sheet.table("tune --measure", head, rows, note)
+
+
+def compile_captured(model: Any, threads: int) -> Any:
+    """The unoptimised program: captured, built by the same stages, without a rule."""
+    import forge_eq
+    from forge_eq.rules import default
+
+    return forge_eq.compile(model.module, model.args, threads=threads, rules=default - default)
 
 
 def efficiency(sheet: Sheet, names: list[str], tokens: int, threads: int) -> None:

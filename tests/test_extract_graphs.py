@@ -16,6 +16,7 @@ from forge_eq.extract import (
     EXTRACTORS,
     BottomUp,
     Budget,
+    Default,
     ENode,
     GreedyDag,
     LocalSearch,
@@ -201,3 +202,23 @@ def test_known_optima_of_the_gym(file, cost):
     answer = solve(Problem.from_json((GYM / file).read_text()))
     assert answer.cost == pytest.approx(cost, rel=2e-5)
     assert answer.gap < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GYM.is_dir(), reason=f"no extraction gym at {GYM}")
+def test_the_default_is_never_dearer_than_greedy_and_cheaper_in_total():
+    total = Counter()
+    for file in sorted(GYM.rglob("*.json")):
+        problem = Problem.from_json(file.read_text())
+        costs = {e.name: e.solve(problem, BUDGET).cost for e in (Default(), GreedyDag(), BottomUp())}
+        assert costs["default"] <= min(costs.values()) * (1 + 1e-12), file.name
+        total.update(costs)
+    assert total["default"] < 0.95 * total["greedy-dag"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GYM.is_dir(), reason=f"no extraction gym at {GYM}")
+@pytest.mark.parametrize(("file", "gap"), [("tensat/vgg.json", 0.25), ("tensat/resnet50.json", 1e-4)])
+def test_cuts_against_loops_close_most_of_the_gap(file, gap):
+    pytest.importorskip("highspy", reason="the solver is an extra: pip install 'forge_eq[ilp]'")
+    assert solve(Problem.from_json((GYM / file).read_text())).gap <= gap

@@ -8,6 +8,7 @@ import random
 import pytest
 
 import forge_eq.extract.default as stack
+import forge_eq.extract.highs as highs
 import forge_eq.extract.ilp as ilp
 from egraphs import brute_force, random_problem, transformer
 from forge_eq.errors import ExtractError
@@ -39,7 +40,7 @@ def test_it_meets_brute_force_and_its_bound_holds(cyclic: bool) -> None:
         cost = math.fsum(problem.classes[c][i].cost for c, i in found.choice.items())
         assert math.isclose(cost * problem.scale, found.cost, rel_tol=1e-12), seed
         assert math.isclose(cost, best, rel_tol=1e-9), seed
-        assert best * (1 - 3 * ilp.SAFETY) <= found.bound / problem.scale <= best * (1 + 1e-12), seed
+        assert best * (1 - 3 * highs.SAFETY) <= found.bound / problem.scale <= best * (1 + 1e-12), seed
         better += found.cost < settle(problem, cheapest_trees(problem)[0])[1]
     assert better > 5, "the incumbent was never improved: the solver did nothing"
 
@@ -54,7 +55,7 @@ def test_costs_of_very_different_size() -> None:
         problem = prune(Problem(rows, base.roots)).problem
         best, found = brute_force(problem), from_trees(problem)
         assert found.bound / problem.scale <= best * (1 + 1e-12), seed
-        assert found.cost / problem.scale <= best * (1 + 3 * ilp.SAFETY), seed
+        assert found.cost / problem.scale <= best * (1 + 3 * highs.SAFETY), seed
 
 
 def ring(size: int) -> Problem:
@@ -70,7 +71,7 @@ def test_a_cycle_is_cut(size: int) -> None:
     assert found.cost == brute_force(problem) * problem.scale
     answer = Ilp().solve(problem, Budget())
     check(problem, answer)
-    assert answer.gap <= 2 * ilp.SAFETY
+    assert answer.gap <= 2 * highs.SAFETY
 
 
 def tangle(seed: int, classes: int = 40, *, cyclic: bool = True) -> Problem:
@@ -136,8 +137,8 @@ def test_without_the_solver_the_default_works_and_the_extractor_says_what_is_mis
 
 
 def test_a_solver_that_fails_is_named_and_the_incumbent_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ilp._SETTINGS, "mip_max_nodes", 0)
-    monkeypatch.setitem(ilp._SETTINGS, "time_limit", 0.0)
+    monkeypatch.setitem(highs.SETTINGS, "mip_max_nodes", 0)
+    monkeypatch.setitem(highs.SETTINGS, "time_limit", 0.0)
     problem = tangle(5, cyclic=False)
     known = Default().solve(problem, Budget(visits=0, checks=0))
     answer = Ilp().solve(problem, Budget(restarts=2))
@@ -148,14 +149,14 @@ def test_a_solver_that_fails_is_named_and_the_incumbent_returned(monkeypatch: py
 
 
 def test_an_infeasible_verdict_is_reported_and_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ilp._Model.__init__
+    real = highs.Model.__init__
 
-    def broken(self: ilp._Model, problem: Problem, cost: int) -> None:
+    def broken(self: highs.Model, problem: Problem, cost: int) -> None:
         real(self, problem, cost)
         np = self.np
         self.solver.addRow(2.0, 9.0, 1, np.array([0], dtype=np.int32), np.ones(1))  # x0 >= 2, and x0 <= 1
 
-    monkeypatch.setattr(ilp._Model, "__init__", broken)
+    monkeypatch.setattr(highs.Model, "__init__", broken)
     problem = tangle(5, cyclic=False)
     answer = Ilp().solve(problem, Budget())
     check(problem, answer)

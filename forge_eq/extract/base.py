@@ -23,6 +23,7 @@ class Budget:
 
     ``moves``: moves that local search tries. ``visits``: branches that exact search enters, per independent
     part of the problem (in parts of over 100 classes fewer, in inverse proportion, as each takes longer there).
+    ``width``: programs that a beam keeps per class.
     ``restarts``: new starts of local search, per part that exact search did not settle. ``checks``: points at which
     the solver of the integer program may be stopped, per part that is open even then; 0 leaves the program out.
     All are counts, so that two runs give the same answer on any machine.
@@ -32,6 +33,7 @@ class Budget:
     visits: int = 2_000
     restarts: int = 2
     checks: int = 40
+    width: int = 4
 
 
 @dataclass(frozen=True, slots=True)

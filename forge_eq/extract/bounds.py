@@ -7,32 +7,51 @@ Not here: choices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 
-from forge_eq.extract.problem import Problem
+from forge_eq.extract.problem import Nodes, Problem
 
 
 def forced(problem: Problem) -> list[int]:
     """Per class, as a bit set: classes that every term of it contains (itself included).
 
     These are the dominators of the AND-OR graph: F(c) = {c} + intersection over e-nodes of the union of their
-    children's F. Children first, so one pass is enough without cycles; on cycles sets start as {c} and grow for a
-    few passes, which may lose classes but never invents one.
+    children's F, the greatest solution, found by starting from everything and shrinking until nothing changes. By
+    induction on its height, a finite term of c contains F(c). Children first, so one pass is enough without cycles.
     """
-    sets = [1 << c for c in range(len(problem.classes))]
-    for _ in range(4 if any(problem.cyclic) else 1):
-        before = sets.copy()
-        for c in problem.children_first:
-            common = -1
-            for kids in problem.kids[c]:
-                union = 0
-                for kid in kids:
-                    union |= sets[kid]
-                common &= union
-            if common >= 0:
-                sets[c] |= common
-        if sets == before:
-            break
+    everything = (1 << len(problem.classes)) - 1
+    return shrink(problem.kids, problem.children_first, [everything] * len(problem.classes))
+
+
+def shrink(kids: Sequence[Nodes] | Mapping[int, Nodes], order: Sequence[int], sets: list[int]) -> list[int]:
+    """The greatest solution of F(c) = {c} + intersection of unions below ``sets``, over the classes of ``order``.
+
+    Changes ``sets`` and returns it. A class is looked at again only when one that it reads has changed since.
+    """
+    place = {c: at for at, c in enumerate(order)}
+    readers: list[list[int]] = [[] for _ in order]
+    for at, c in enumerate(order):
+        for kid in dict.fromkeys(k for children in kids[c] for k in children):
+            if kid in place:
+                readers[place[kid]].append(at)
+    queue, queued = list(range(len(order))), bytearray(b"\1") * len(order)
+    while queue:
+        at = heappop(queue)
+        queued[at], c = 0, order[at]
+        common = sets[c]
+        for children in kids[c]:
+            union = 0
+            for kid in children:
+                union |= sets[kid]
+            common &= union
+        common |= 1 << c
+        if common != sets[c]:
+            sets[c] = common
+            for reader in readers[at]:
+                if not queued[reader]:
+                    queued[reader] = 1
+                    heappush(queue, reader)
     return sets
 
 

@@ -28,6 +28,7 @@ from forge_eq.targets import Target
 
 LEAF = 1e-3  # microseconds: positive, and never what a choice turns on
 VIEW = 5e-2  # a view moves nothing, yet fewer views are better
+TIE = 1e-6  # share of the parts' time by which a fusion costs more where it gains nothing, so that alpha = 0 fuses none
 FOLD_PER_BYTE = 1e-7  # microseconds per byte that a folded constant adds to the program
 SYMBOLIC = 128  # the size that a symbolic dimension is priced at
 
@@ -112,7 +113,7 @@ class FusionGain:
         parts = self.parts(node.op, types, node.attrs, out) if fusion else None
         if parts is None:
             return own
-        penalty = self.target.penalty(node.op.cost.cost_class) * parts
+        penalty = max(TIE, self.target.penalty(node.op.cost.cost_class)) * parts
         return max(LEAF, parts - self.alpha * (parts - own) + penalty)
 
 

@@ -22,7 +22,8 @@ from forge_eq.extract.bottom_up import cheapest_trees
 from forge_eq.extract.bounds import forced_bound, shared_bound
 from forge_eq.extract.exact import branch_and_bound
 from forge_eq.extract.greedy_dag import cheapest_dags
-from forge_eq.extract.ilp import LARGEST, SAFETY, SMALL, available, require, solve_ilp
+from forge_eq.extract.highs import SAFETY
+from forge_eq.extract.ilp import LARGEST, SMALL, available, relaxed_bound, require, solve_ilp
 from forge_eq.extract.local_search import improve
 from forge_eq.extract.problem import Problem
 from forge_eq.extract.prune import prune
@@ -44,6 +45,9 @@ class Default:
     def _solve(self, problem: Problem, budget: Budget, ilp: int) -> Extraction:
         run = _Run(budget, ilp)
         choice, bound = run.solve(problem, 0)
+        if run.stopped:  # greedy on the whole can be luckier than the best found part by part
+            plain = (settle(problem, start) for start in (cheapest_trees(problem)[0], cheapest_dags(problem)))
+            choice = min((choice, *(used for used, _ in plain)), key=lambda c: _cost(problem, c))
         cost = math.fsum(problem.classes[c][i].cost for c, i in choice.items())
         answer = conclude(choice, cost, bound, self.name, {"nodes": problem.size, **run.work}, stopped=run.stopped)
         check(problem, answer)
@@ -116,6 +120,8 @@ class _Run:
         if bound < cost and problem.size <= self.ilp and self.budget.checks:
             used, cost, better = self.integer(problem, used, cost)
             bound = max(bound, better)
+        elif bound < cost and self.ilp and problem.size <= LARGEST and self.budget.checks:
+            bound = max(bound, relaxed_bound(problem, cost))
         self.stopped |= bound < cost * (1 - 2 * SAFETY)
         return used, bound / problem.scale
 
@@ -135,6 +141,10 @@ class _Run:
         choice, cost, tried = improve(problem, start, self.budget.moves - self.work["moves"])
         self.work["moves"] += tried
         return settle(problem, choice)[0], cost
+
+
+def _cost(problem: Problem, choice: Choice) -> int:
+    return sum(problem.weights[c][i] for c, i in choice.items())
 
 
 def _greedy_near(problem: Problem, used: Choice, factor: int) -> list[int]:

@@ -8,33 +8,33 @@ Binary x(n) says that e-node n is used; a class is used as far as its e-nodes ar
 such that each root has one e-node, no class has more than one, and for classes c and k: the e-nodes of c that have
 k among their children are used no more than k is. Taking those e-nodes together is tighter than one row for each.
 
-Cycles are not excluded at first. A solution with one gets a cut for it, over all e-nodes that could close it, and
-the next round starts: a round counts as work, and each round's bound holds because leaving cuts out only relaxes. A
-cyclic solution still serves as a hint where to look for an acyclic one. Why not levels per class: decision 0006.
+Cycles are not excluded at first. The linear relaxation is solved first and cut where a loop supports itself
+(``extract.loops``), as long as that raises the bound; then rounds of the integer program, each with cuts against the
+loops of the solution before. A round counts as work, and each round's bound holds because leaving cuts out only
+relaxes. A cyclic solution still serves as a hint where to look for an acyclic one. Why not levels: decision 0006.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from forge_eq.errors import ExtractError
 from forge_eq.extract.answer import settle
+from forge_eq.extract.highs import Choice, Model
+from forge_eq.extract.loops import Loops
 from forge_eq.extract.problem import Problem
 
-Choice = dict[int, int]
-Cut = tuple[tuple[int, int], ...]  # the edges (class, child class) of a cycle
 Repair = Callable[[Choice], tuple[Choice, int]]  # a choice that may have cycles -> an acyclic one near it, its cost
 
 PROGRESS = 1e-4  # share of the cost by which a round has to raise the bound, or else find a cheaper choice
 PATIENCE = 3, 10_000  # rounds without progress before it stops: so many, and this over the number of e-nodes more
+ROUNDS, IDLE = 60, 8  # of the relaxation, at most; without a raise, before it stops
+RAISE = 1e-3  # share of the cost by which a round has to raise the bound
 SMALL = 5_000  # e-nodes up to which it belongs to the default stack: seconds at most
+LARGE_ROUNDS = 3  # of the relaxation of a part that is not given to the integer program
 LARGEST = 25_000  # e-nodes beyond which the first relaxation alone, which cannot be stopped, takes too long
-SAFETY = 1e-6  # HiGHS computes in floats with tolerances of 1e-9 to 1e-6: its bound is lowered by this share
-OBJECTIVE = 1e4  # the incumbent's objective, far above the absolute tolerances
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ def require() -> None:
         raise ExtractError("extract", "ilp", "highspy is not installed", "pip install 'forge_eq[ilp]'")
 
 
+def relaxed_bound(problem: Problem, cost: int) -> int:
+    """A lower bound from the linear relaxation alone, with cuts against loops; ``cost`` is that of a known choice."""
+    return min(cost, _relaxed(Model(problem, cost), Loops(problem), cost, LARGE_ROUNDS))
+
+
 def solve_ilp(problem: Problem, incumbent: Choice, cost: int, checks: int, repair: Repair) -> Solved:
     """The best choice found, at least as good as the incumbent (with its exact integer cost).
 
@@ -69,199 +74,44 @@ def solve_ilp(problem: Problem, incumbent: Choice, cost: int, checks: int, repai
     nodes. ``repair`` makes acyclic choices out of solutions with cycles. A solver that fails, or calls feasible
     problems infeasible, leaves the incumbent and says so in ``note``.
     """
-    best, best_cost, bound, spent, idle, note = incumbent, cost, 0, 0, 0, ""
-    model = _Model(problem, cost)
+    best, best_cost, spent, idle, note = incumbent, cost, 0, 0, ""
+    model, loops = Model(problem, cost), Loops(problem)
+    bound = _relaxed(model, loops, cost, ROUNDS) if loops.components else 0
     patience = PATIENCE[0] + PATIENCE[1] // problem.size
     while spent < checks:
         answer = model.solve(best, checks - spent)
         spent += max(answer.checks, 1)
         before = best_cost, bound
-        bound = max(bound, math.ceil(answer.dual * (1 - SAFETY) / model.unit))  # the least cost is an integer
+        bound = max(bound, model.bound(answer.dual))
         if answer.choice is None:
             note = answer.note
             break
-        cycle = _cycle(problem, answer.choice)
-        choice, total = repair(answer.choice) if cycle else settle(problem, _full(problem, answer.choice))
+        cuts = loops.violated(model.rows(answer.choice))
+        choice, total = repair(answer.choice) if cuts else settle(problem, _full(problem, answer.choice))
         if total < best_cost:
             best, best_cost = choice, total
         idle = 0 if best_cost < before[0] or bound > before[1] + PROGRESS * cost else idle + 1
-        if not cycle or bound >= best_cost or idle >= patience:
+        if answer.stopped and bound < best_cost:
+            note = f"HiGHS was stopped at its budget of {checks} checks"
+        if not cuts or bound >= best_cost or idle >= patience:
             break
-        left = answer.choice
-        while cycle:
-            model.forbid(cycle)
-            left = {c: i for c, i in left.items() if c != cycle[0][0]}  # a cycle elsewhere, if there is one
-            cycle = _cycle(problem, left)
+        model.add(cuts)
     return Solved(best, best_cost, min(bound, best_cost), spent, note)
+
+
+def _relaxed(model: Model, loops: Loops, cost: int, rounds: int) -> int:
+    """Rounds of the linear relaxation with cuts, while they raise the bound. Leaves the cuts in the model."""
+    bound, idle = 0, 0
+    for _ in range(rounds):
+        dual, values = model.relax()
+        idle = 0 if model.bound(dual) > bound + RAISE * cost else idle + 1
+        bound = max(bound, model.bound(dual))
+        cuts = loops.violated(values) if values else []
+        if not cuts or idle > IDLE:
+            break
+        model.add(cuts)
+    return bound
 
 
 def _full(problem: Problem, choice: Choice) -> list[int]:
     return [choice.get(c, -1) for c in range(len(problem.classes))]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """One solve: a choice that may have cycles, bound and value of the objective, points passed, what went wrong."""
-
-    choice: Choice | None
-    dual: float
-    claimed: float
-    checks: int
-    note: str = ""
-
-
-class _Model:
-    """The program in HiGHS. Column ``first[c] + i`` is e-node i of class c."""
-
-    def __init__(self, problem: Problem, cost: int) -> None:
-        import highspy
-        import numpy as np
-
-        self.highs, self.np, self.problem = highspy, np, problem
-        self.unit = OBJECTIVE / cost
-        self.first, columns = [], 0
-        for nodes in problem.classes:
-            self.first.append(columns)
-            columns += len(nodes)
-        self.edges = _edges(problem, self.first)
-        rows: list[tuple[float, float, list[int], list[float]]] = []
-        roots = set(problem.roots)
-        for c, nodes in enumerate(problem.classes):
-            mine = list(range(self.first[c], self.first[c] + len(nodes)))
-            rows.append((1.0 if c in roots else 0.0, 1.0, mine, [1.0] * len(mine)))
-        for (_, k), users in self.edges.items():
-            if k not in roots:
-                offers = range(self.first[k], self.first[k] + len(problem.classes[k]))
-                rows.append((0.0, highspy.kHighsInf, [*offers, *users], [1.0] * len(offers) + [-1.0] * len(users)))
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = columns, len(rows)
-        lp.col_cost_ = np.array([w * self.unit for weights in problem.weights for w in weights], dtype=np.float64)
-        lp.col_lower_, lp.col_upper_ = np.zeros(columns), np.ones(columns)
-        lp.row_lower_ = np.array([r[0] for r in rows])
-        lp.row_upper_ = np.array([r[1] for r in rows])
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = np.cumsum([0, *(len(r[2]) for r in rows)], dtype=np.int32)
-        lp.a_matrix_.index_ = np.array([j for r in rows for j in r[2]], dtype=np.int32)
-        lp.a_matrix_.value_ = np.array([v for r in rows for v in r[3]])
-        lp.integrality_ = [highspy.HighsVarType.kInteger] * columns
-        self.solver = _quiet(highspy)
-        for option, value in _SETTINGS.items():
-            self.solver.setOptionValue(option, value)
-        self.solver.passModel(lp)  # a model that it refuses ends with a status that solve() reports
-
-    def forbid(self, cycle: Cut) -> None:
-        """No solution may have this cycle: one of its classes must not use the next."""
-        users = [j for edge in cycle for j in self.edges[edge]]
-        np = self.np
-        self.solver.addRow(
-            -self.highs.kHighsInf, len(cycle) - 1.0, len(users), np.array(users, dtype=np.int32), np.ones(len(users))
-        )
-
-    def solve(self, start: Choice, checks: int) -> _Answer:
-        """Runs HiGHS from a start without cycles, to its end or for ``checks`` points where it may be stopped."""
-        answer = self._run(start, checks)
-        if answer.choice is None or self._objective(answer.choice) <= answer.claimed * (1 + SAFETY):
-            return answer
-        # HiGHS 1.16 reports the start as the solution beside a lower objective when presolve alone finds the optimum.
-        return self._run(None, checks)
-
-    def _objective(self, choice: Choice) -> float:
-        return self.unit * sum(self.problem.weights[c][i] for c, i in choice.items())
-
-    def _run(self, start: Choice | None, checks: int) -> _Answer:
-        highs, np, solver = self.highs, self.np, self.solver
-        passed = 0
-
-        def watch(_kind: Any, _message: str, _out: Any, answer: Any, _data: Any) -> None:
-            nonlocal passed
-            passed += 1
-            answer.user_interrupt = passed >= checks
-
-        solver.clearSolver()
-        if start is not None:
-            every = np.arange(solver.getNumCol(), dtype=np.int32)
-            values = np.zeros(len(every))
-            values[[self.first[c] + i for c, i in start.items()]] = 1.0
-            solver.setSolution(len(every), every, values)
-        solver.setCallback(watch, None)
-        solver.startCallback(highs.cb.HighsCallbackType.kCallbackMipInterrupt)
-        solver.run()
-        solver.stopCallback(highs.cb.HighsCallbackType.kCallbackMipInterrupt)
-        status, info = solver.getModelStatus(), solver.getInfo()
-        if status not in (highs.HighsModelStatus.kOptimal, highs.HighsModelStatus.kInterrupt):
-            return _Answer(None, 0.0, 0.0, passed, f"HiGHS ended with {solver.modelStatusToString(status)!r}")
-        dual, claimed = float(info.mip_dual_bound), float(info.objective_function_value)
-        dual = dual if math.isfinite(dual) else 0.0
-        if info.primal_solution_status != highs.SolutionStatus.kSolutionStatusFeasible:
-            return _Answer(None, dual, claimed, passed, "HiGHS was stopped before it had a solution")
-        choice = self._used(np.asarray(solver.getSolution().col_value) > 0.5)
-        return _Answer(choice, dual, claimed, passed, "" if choice else "HiGHS left a used class without an e-node")
-
-    def _used(self, found: Sequence[bool]) -> Choice | None:
-        chosen: Choice = {}
-        frontier = list(dict.fromkeys(self.problem.roots))
-        while frontier:
-            c = frontier.pop()
-            if c in chosen:
-                continue
-            at = self.first[c]
-            index = next((i for i in range(len(self.problem.classes[c])) if found[at + i]), None)
-            if index is None:
-                return None
-            chosen[c] = index
-            frontier.extend(self.problem.kids[c][chosen[c]])
-        return chosen
-
-
-def _quiet(highspy: Any) -> Any:
-    """A solver that prints nothing: its constructor enables callbacks, which prints a banner unless output is off."""
-
-    class Quiet(highspy.Highs):
-        def enableCallbacks(self) -> None:
-            self.setOptionValue("output_flag", False)
-            super().enableCallbacks()
-
-    return Quiet()
-
-
-_SETTINGS: Mapping[str, Any] = {
-    "threads": 1,
-    "parallel": "off",
-    "random_seed": 0,
-    "mip_rel_gap": 1e-7,
-    "mip_abs_gap": 1e-7 * OBJECTIVE,
-}
-
-
-def _edges(problem: Problem, first: Sequence[int]) -> dict[tuple[int, int], list[int]]:
-    """Per (class, child class): the columns of the class's e-nodes that use the child."""
-    edges: dict[tuple[int, int], list[int]] = {}
-    for c, nodes in enumerate(problem.kids):
-        for i, kids in enumerate(nodes):
-            for k in kids:
-                edges.setdefault((c, k), []).append(first[c] + i)
-    return edges
-
-
-def _cycle(problem: Problem, choice: Mapping[int, int]) -> Cut | None:
-    """Some cycle of the choice, None if it has none. Classes that the choice lacks have no children."""
-    state: dict[int, int] = {}  # 1: on the path, 2: done
-    for start in choice:
-        if start in state:
-            continue
-        path, work = [start], [iter(problem.kids[start][choice[start]])]
-        state[start] = 1
-        while path:
-            for k in work[-1]:
-                if state.get(k) == 1:
-                    ring = path[path.index(k) :]
-                    return tuple(zip(ring, [*ring[1:], ring[0]], strict=True))
-                if k in choice and k not in state:
-                    state[k] = 1
-                    path.append(k)
-                    work.append(iter(problem.kids[k][choice[k]]))
-                    break
-            else:
-                state[path.pop()] = 2
-                work.pop()
-    return None

@@ -22,6 +22,8 @@ from forge_eq.extract.bottom_up import cheapest_trees
 from forge_eq.extract.problem import Problem
 from forge_eq.extract.prune import prune
 
+STEPS = 200  # changes of references that count as one move more
+
 
 class State:
     """A complete choice with reference counts, so that a switch costs only what it changes."""
@@ -31,6 +33,7 @@ class State:
         self.choice = list(choice)
         self.refs = [0] * len(self.choice)
         self.cost = 0
+        self.steps = 0  # references changed so far
         self.gained: list[int] = []  # log since begin(): a reference added
         self.lost: list[int] = []  # log since begin(): a reference removed
         self.moved: list[tuple[int, int]] = []  # log since begin(): (class, e-node before)
@@ -67,7 +70,7 @@ class State:
         return True
 
     def _add(self, classes: Iterable[int]) -> None:
-        refs, stack = self.refs, list(classes)
+        refs, stack, before = self.refs, list(classes), len(self.gained)
         self.gained.extend(stack)
         while stack:
             c = stack.pop()
@@ -77,9 +80,10 @@ class State:
                 self.gained.extend(kids)
                 stack.extend(kids)
             refs[c] += 1
+        self.steps += len(self.gained) - before
 
     def _remove(self, classes: Iterable[int]) -> None:
-        refs, stack = self.refs, list(classes)
+        refs, stack, before = self.refs, list(classes), len(self.lost)
         self.lost.extend(stack)
         while stack:
             c = stack.pop()
@@ -89,6 +93,7 @@ class State:
                 self.cost -= self.weights[c][self.choice[c]]
                 self.lost.extend(kids)
                 stack.extend(kids)
+        self.steps += len(self.lost) - before
 
     def _on_cycle(self, start: int) -> bool:
         """Whether the choice leads from a class back to it; unused classes count, so the choice stays acyclic."""
@@ -109,7 +114,8 @@ class _Search:
     """The queue of moves worth trying, and the moves."""
 
     def __init__(self, problem: Problem, choice: Sequence[int], moves: int) -> None:
-        self.problem, self.state, self.left = problem, State(problem, choice), moves
+        self.problem, self.state, self.moves, self.moved = problem, State(problem, choice), moves, 0
+        self.state.steps = 0  # the first choice is no move
         self.open = [c for c, nodes in enumerate(problem.kids) if len(nodes) > 1]
         self.open_set = set(self.open)
         # Per class: the open classes for which using it or not is a question; and the inverse.
@@ -127,6 +133,10 @@ class _Search:
             for p in group
         }
 
+    def tried(self) -> int:
+        """Moves so far; in a deep program, where one changes hundreds of references, each counts for more."""
+        return self.moved + self.state.steps // STEPS
+
     def run(self) -> None:
         queue: deque[tuple[str, int]] = deque()
         queued: set[tuple[str, int]] = set()
@@ -141,7 +151,7 @@ class _Search:
         for k in sorted(self.askers):
             push(("towards", k))
             push(("away", k))
-        while queue and self.left > 0:
+        while queue and self.tried() < self.moves:
             item = queue.popleft()
             queued.discard(item)
             kind, c = item
@@ -165,7 +175,7 @@ class _Search:
         best, best_cost = -1, start
         for i in range(len(self.problem.kids[p])):
             if i != state.choice[p]:
-                self.left -= 1
+                self.moved += 1
                 if state.switch(p, i):
                     if state.cost < best_cost:
                         best, best_cost = i, state.cost
@@ -179,7 +189,7 @@ class _Search:
         group = [p for p in self.askers[k] if state.refs[p] and (k in self.problem.kids[p][state.choice[p]]) != towards]
         if not group or (not towards and not state.refs[k]):
             return False
-        self.left -= len(group)
+        self.moved += len(group)
         start = state.begin()
         switched = [p for p in group if self._switch_cheapest(p, k, towards)]
         if not switched:
@@ -207,7 +217,7 @@ class _Search:
                 before, cost = state.choice[p], state.cost
                 if i == before:
                     continue
-                self.left -= 1
+                self.moved += 1
                 if state.switch(p, i) and state.cost >= cost:
                     state.switch(p, before)
 
@@ -219,7 +229,7 @@ def improve(problem: Problem, choice: Sequence[int], moves: int) -> tuple[list[i
     """
     search = _Search(problem, choice, moves)
     search.run()
-    return search.state.choice, search.state.cost, moves - search.left
+    return search.state.choice, search.state.cost, search.tried()
 
 
 class LocalSearch:

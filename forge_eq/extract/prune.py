@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forge_eq.errors import ExtractError
+from forge_eq.extract.bounds import shrink
+from forge_eq.extract.knuth import no_finite_term, waiting
 from forge_eq.extract.problem import ENode, Problem
 
 
@@ -28,20 +29,32 @@ class Pruned:
 
 
 def prune(problem: Problem) -> Pruned:
-    """Drops unreachable classes, and e-nodes that are self loops, have no finite term, or are dominated.
+    """Drops unreachable classes, and e-nodes that close a cycle in every use, have no finite term, or are dominated.
 
-    An e-node is dominated by another of its class that costs no more and whose children are a subset of its
-    own (on a full tie the one with the smaller key stays). Raises ExtractError when a root has no finite term.
+    An e-node of c closes a cycle in every use if all terms of one of its children contain c. It is dominated by
+    another of its class that costs no more and whose children are a subset of its own (on a full tie the one with the
+    smaller key stays). Raises ExtractError when a root has no finite term.
     """
-    usable = _with_finite_terms(problem)
+    pruned = _once(problem, _with_finite_terms(problem))
+    while any(pruned.problem.cyclic):
+        small = pruned.problem
+        circular = _circular(small)
+        if not circular:
+            break
+        usable = [[i for i in row if (c, i) not in circular] for c, row in enumerate(small.order)]
+        then = _once(small, usable)
+        ids = tuple(pruned.class_ids[c] for c in then.class_ids)
+        nodes = tuple(
+            tuple(pruned.node_ids[c][i] for i in row) for c, row in zip(then.class_ids, then.node_ids, strict=True)
+        )
+        pruned = Pruned(then.problem, ids, nodes)
+    return pruned
+
+
+def _once(problem: Problem, usable: list[list[int]]) -> Pruned:
     for root in problem.roots:
         if not usable[root]:
-            raise ExtractError(
-                "extract",
-                f"root class {root}",
-                "it has no finite term",
-                "give some e-node of the class children that can be computed",
-            )
+            raise no_finite_term(root)
     kept: list[tuple[int, ...] | None] = [None] * len(problem.classes)
     post = _children_first(problem, usable, kept)
     number = {c: new for new, c in enumerate(post)}
@@ -51,27 +64,39 @@ def prune(problem: Problem) -> Pruned:
     return Pruned(Problem(classes, tuple(number[r] for r in problem.roots), names), tuple(post), node_ids)
 
 
+def _circular(problem: Problem) -> set[tuple[int, int]]:
+    """E-nodes with a child whose every term contains the e-node's own class. Both lie in one component."""
+    components: dict[int, list[int]] = {}
+    for c in problem.children_first:
+        if problem.cyclic[c]:
+            components.setdefault(problem.scc[c], []).append(c)
+    found = set()
+    for component in components.values():
+        local = {c: at for at, c in enumerate(component)}
+        inner = [tuple(tuple(local[k] for k in kids if k in local) for kids in problem.kids[c]) for c in component]
+        every = (1 << len(component)) - 1
+        sets = shrink(inner, range(len(component)), [every] * len(component))
+        for at, c in enumerate(component):
+            for i, kids in enumerate(inner[at]):
+                if any(sets[k] >> at & 1 for k in kids):
+                    found.add((c, i))
+    return found
+
+
 def _renumber(node: ENode, number: Mapping[int, int]) -> ENode:
     return ENode(node.op, tuple(number[k] for k in node.children), node.cost, node.key, node.payload)
 
 
 def _with_finite_terms(problem: Problem) -> list[list[int]]:
     """Per class: the e-nodes whose children all have a finite term (self loops left out), in key order."""
-    waits: list[list[tuple[int, int]]] = [[] for _ in problem.classes]
-    pending = [[len(kids) for kids in nodes] for nodes in problem.kids]
-    for c, nodes in enumerate(problem.kids):
-        for i, kids in enumerate(nodes):
-            for kid in kids:
-                waits[kid].append((c, i))
-    done = [False] * len(problem.classes)
+    waits, pending = waiting(problem)
     ready = [c for c, counts in enumerate(pending) if 0 in counts]
-    for c in ready:
-        done[c] = True
+    done = set(ready)
     while ready:
         for c, i in waits[ready.pop()]:
             pending[c][i] -= 1
-            if not pending[c][i] and not done[c]:
-                done[c] = True
+            if not pending[c][i] and c not in done:
+                done.add(c)
                 ready.append(c)
     return [
         [i for i in problem.order[c] if not pending[c][i] and c not in problem.kids[c][i]]

@@ -1,0 +1,113 @@
+"""Weights against measured order: what counts as a pair, and that a left-out model judges weights it did not choose."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from forge_eq.errors import OptionsError
+from forge_eq.tune.measured import Variant, class_times, concordance, fit, leave_one_out, overall, pairs, read_variants
+
+pytest.importorskip("optuna", reason="the tuner is an extra: pip install 'forge_eq[tune]'")
+
+TRUE = {"matmul": 1.0, "movement": 3.0, "elementwise": 0.4}  # what the machine of these tests really weighs
+
+
+def measured(models: int = 4, seed: int = 0, truth: dict[str, float] | None = None) -> list[Variant]:
+    rng, found = random.Random(seed), []
+    for model in range(models):
+        for tokens in (8, 32):
+            for variant in range(8):
+                classes = {"matmul": 100.0, "movement": rng.uniform(1, 40), "elementwise": rng.uniform(1, 60)}
+                us = sum((truth or TRUE)[c] * t for c, t in classes.items())
+                found.append(Variant(f"m{model}", tokens, f"v{variant}", classes, us * 1e-6, 0.005))
+    return found
+
+
+def test_pairs_are_of_one_model_and_size_and_beyond_the_noise() -> None:
+    a = Variant("m", 8, "a", {"matmul": 1.0}, 1.00, 0.02)
+    near = Variant("m", 8, "near", {"matmul": 1.0}, 1.03, 0.001)
+    far = Variant("m", 8, "far", {"matmul": 2.0}, 1.10, 0.01)
+    other = Variant("n", 8, "other", {"matmul": 2.0}, 9.0)
+    larger = Variant("m", 16, "larger", {"matmul": 2.0}, 9.0)
+    assert [(f.name, s.name) for f, s in pairs([a, near, far, other, larger])] == [("a", "far"), ("near", "far")]
+    assert concordance([a, far]) == 1.0
+    assert concordance([a, far], {"matmul": 2.0}) == 1.0
+    assert concordance([a, Variant("m", 8, "tie", {"norm": 1.0}, 2.0)]) == 0.5
+    assert math.isnan(concordance([a, other]))
+
+
+def test_weights_of_other_models_raise_the_concordance_of_one_left_out() -> None:
+    found = leave_one_out(measured(), trials=80)
+    before, after = overall(found)
+    assert after >= before + 0.05
+    assert after >= 0.9
+    assert [f.model for f in found] == ["m0", "m1", "m2", "m3"]
+    assert all(f.weights["movement"] > f.weights["elementwise"] for f in found)
+    assert found == leave_one_out(measured(), trials=80)
+
+
+def test_the_left_out_model_does_not_choose_its_weights() -> None:
+    rows = measured()
+    turned = [Variant(v.model, v.tokens, v.name, v.classes, 1 / v.measured) if v.model == "m0" else v for v in rows]
+    ours, others = leave_one_out(rows, trials=40)[0], leave_one_out(turned, trials=40)[0]
+    assert ours.weights == others.weights
+    assert others.after == pytest.approx(1 - ours.after, abs=0.05)
+
+
+def test_weights_stay_at_one_where_nothing_is_wrong() -> None:
+    rows = measured(truth=dict.fromkeys(TRUE, 1.0))
+    assert concordance(rows) == 1.0
+    assert fit(rows, trials=40) == dict.fromkeys(TRUE, 1.0)
+
+
+def test_a_file_is_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
+    good = {"measured": 3.0, "classes": {"matmul": 3.0, "norm": 0.5}, "predicted": 3.5}
+    file = tmp_path / "order-chunks.json"
+    file.write_text(json.dumps({"gpt2, 16": {"spread": 0.1, "variants": {"a": good}}}))
+    assert read_variants(file) == [Variant("gpt2", 16, "a", {"matmul": 3.0, "norm": 0.5}, 3.0, 0.1)]
+    for wrong in ({"measured": 0}, {"measured": math.nan}, {"classes": {}}, {"classes": {"matmul": -1}}):
+        with pytest.raises(OptionsError, match="gpt2, 16, b"):
+            read_variants({"gpt2, 16": {"spread": 0.1, "variants": {"a": good, "b": {**good, **wrong}}}})
+    with pytest.raises(OptionsError, match="--again"):
+        read_variants({"gpt2, 16": {"spread": 0.1, "variants": {"a": {"measured": 1.0, "predicted": 1.0}}}})
+    for broken in (
+        {"gpt2, x": {"spread": 0.1, "variants": {"a": good}}},
+        {"gpt2, 16": {"variants": {"a": good}}},
+        {"a": 1},
+    ):
+        with pytest.raises(OptionsError, match="cannot be read"):
+            read_variants(broken)
+    with pytest.raises(OptionsError, match="cannot be read"):
+        read_variants(tmp_path / "missing.json")
+
+
+def test_too_little_is_refused() -> None:
+    one = Variant("m", 8, "a", {"matmul": 1.0}, 1.0)
+    with pytest.raises(OptionsError, match="two models"):
+        leave_one_out([one])
+    with pytest.raises(OptionsError, match="no pair"):
+        fit([one])
+
+
+def test_the_classes_of_a_program_sum_to_its_kernels() -> None:
+    from torch import nn
+
+    from forge_eq.lower.select import lower
+    from forge_eq.options import Options
+    from forge_eq.pipeline import Job, run
+    from forge_eq.schedule.plan import schedule
+
+    torch.set_num_threads(1)
+    module = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32)).eval()
+    job = run(Job(Options(verify="off"), (module, (torch.randn(4, 16),), None, None)), "extract")
+    plan = schedule(lower(job["extract"], job.target), job.target)
+    times = class_times(plan.program, job.target)
+    assert {"matmul", "norm"} <= set(times)
+    assert sum(times.values()) == pytest.approx(plan.predicted_us, rel=0.5), "all but transitions"
+    assert all(us > 0 for us in times.values())
