@@ -10,6 +10,7 @@ something, and then only as far as functional form needs. Not here: the import o
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import os
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from forge_eq.capture import targets
 from forge_eq.capture.program import ProgramImport, kept_identities
@@ -144,9 +145,36 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
     """The same program with writes turned into values and write-backs; composites stay whole (empty table)."""
     with _quiet(), torch.no_grad():
         try:
-            return program.run_decompositions({})  # type: ignore[no-any-return]
+            return _casting_copies(program).run_decompositions({})  # type: ignore[no-any-return]
         except Exception as e:
             raise _overlapping(program) or _explained("a program that writes into its tensors", e) from None
+
+
+def _casting_copies(program: ExportedProgram) -> ExportedProgram:
+    """The same program, each copy from another dtype with its cast written out.
+
+    torch takes the source itself for what a buffer holds after ``buffer.copy_(source)``, and so loses the cast.
+    """
+
+    def casts(node: Node) -> bool:
+        return node.target is torch.ops.aten.copy_.default and len({_dtype(a) for a in node.args[:2]}) > 1
+
+    if not any(casts(node) for node in program.graph.nodes):
+        return program
+    graph_module = copy.deepcopy(program.graph_module)
+    for node in [n for n in graph_module.graph.nodes if casts(n)]:
+        goal, source, *rest = node.args
+        with graph_module.graph.inserting_before(node):
+            cast = graph_module.graph.call_function(torch.ops.aten._to_copy.default, (source,), {"dtype": _dtype(goal)})
+            cast.meta = {**node.meta, "val": source.meta["val"].to(_dtype(goal))}
+        node.args = (goal, cast, *rest)
+    graph_module.recompile()
+    return program._update(graph_module, program.graph_signature)
+
+
+def _dtype(argument: Any) -> torch.dtype | None:
+    value = argument.meta.get("val") if isinstance(argument, Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def _overlapping(program: ExportedProgram) -> CaptureError | None:
