@@ -639,3 +639,17 @@ def test_what_is_written_takes_the_dtype_of_the_buffer(write):
             assert got.dtype == want.dtype
             assert torch.equal(got, want)
     assert torch.equal(module.state, due.state)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.expand(2, 3).masked_fill_(x > 0, 1.0),
+        lambda x: x.expand(2, 3).add_(1),
+    ],
+)
+def test_a_write_into_an_expanded_tensor_is_refused(write):
+    """Eager torch refuses most of them; torch.export does not, and adds up what falls on one element."""
+    e = refusal(Fn(lambda self, x: write(x) * 2), torch.tensor([1.0, -1.0, 2.0]))
+    assert "share memory" in e.reason
+    assert "clone" in e.remedy

@@ -33,7 +33,7 @@ BEFORE: dict[str, Unary] = {
     "amax": lambda x: x.abs().amax(1, keepdim=True),
     "product": lambda x: x @ WEIGHT,
     "scores": lambda x: x @ x.mT,
-    "norm": lambda x: torch.nn.functional.layer_norm(x, (6,)).abs() + 0.5,
+    "norm": lambda x: torch.nn.functional.layer_norm(x, (6,), RAMPS[6], RAMPS[6]).abs() + 0.5,
     "softmax": lambda x: x.softmax(-1),
 }
 BETWEEN: dict[str, Unary] = {
