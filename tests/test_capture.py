@@ -26,6 +26,7 @@ from forge_eq.ir.text import parse, text
 from forge_eq.ir.types import ScalarType, Sym, TensorType, TupleType
 from forge_eq.ops import effects, elementwise, leaves, linalg, movement, reduction
 from forge_eq.ops.aten import Ref, Unsupported
+from forge_eq.run.torch_module import to_module
 from torch_programs import Fn, seeded
 
 aten = torch.ops.aten
@@ -609,3 +610,46 @@ def test_reductions_name_their_axes():
     g = graph_of(lambda self, x: (x.sum(), x.mean((0, -1), keepdim=True), x.amax(-2)), torch.randn(2, 3, 4))
     found = {n.op: n.attrs for n in g.nodes if not n.op.leaf}
     assert found == {reduction.sum_: ((0, 1, 2), False), reduction.mean: ((0, 2), True), reduction.amax: ((1,), False)}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda state, x: state.copy_(x),
+        lambda state, x: state.copy_(x > 0),
+        lambda state, x: state[:].copy_(x),
+        lambda state, x: state.view(2, 2).copy_(x.view(2, 2).t()),
+        lambda state, x: state.copy_(x[0]),
+        lambda state, x: state.add_(x),
+        lambda state, x: state.copy_(x).mul_(x),
+    ],
+)
+def test_what_is_written_takes_the_dtype_of_the_buffer(write):
+    """torch.export takes the source of a copy for the buffer's new value, dtype and all; cumsum shows the dtype."""
+
+    def step(self, x):
+        write(self.state, x)
+        return self.state.cumsum(0), self.state
+
+    due, module = (Fn(step, state=torch.arange(4.0)) for _ in range(2))
+    run = to_module(capture(module, (torch.ones(4, dtype=torch.float64),)))
+    for k in range(2):
+        x = torch.tensor([0.1, -2.0, 3.0, 0.3], dtype=torch.float64) + k
+        for got, want in zip(run(x), due(x), strict=True):
+            assert got.dtype == want.dtype
+            assert torch.equal(got, want)
+    assert torch.equal(module.state, due.state)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.expand(2, 3).masked_fill_(x > 0, 1.0),
+        lambda x: x.expand(2, 3).add_(1),
+    ],
+)
+def test_a_write_into_an_expanded_tensor_is_refused(write):
+    """Eager torch refuses most of them; torch.export does not, and adds up what falls on one element."""
+    e = refusal(Fn(lambda self, x: write(x) * 2), torch.tensor([1.0, -1.0, 2.0]))
+    assert "share memory" in e.reason
+    assert "clone" in e.remedy

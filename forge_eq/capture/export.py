@@ -10,6 +10,7 @@ something, and then only as far as functional form needs. Not here: the import o
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
 import logging
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from forge_eq.capture import targets
 from forge_eq.capture.program import ProgramImport, kept_identities
@@ -55,6 +56,7 @@ def capture(
         name, program = type(module).__name__, _export(module, example_args, example_kwargs, dynamic_shapes)
     kept = kept_identities(program)
     if _writes(program.graph_module):
+        _refuse_overlap(program)
         program = _functional(program)
     return ProgramImport(name, program, kept).graph()
 
@@ -161,9 +163,62 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
     """The same program with writes turned into values and write-backs; composites stay whole (empty table)."""
     with _quiet(), torch.no_grad():
         try:
-            return program.run_decompositions({})  # type: ignore[no-any-return]
+            return _whole_copies(program).run_decompositions({})  # type: ignore[no-any-return]
         except Exception as e:
             raise _overlapping(program) or _explained("a program that writes into its tensors", e) from None
+
+
+def _whole_copies(program: ExportedProgram) -> ExportedProgram:
+    """The same program, each copy from another dtype or shape with the cast and the broadcast written out.
+
+    torch takes the source itself for what a buffer holds after ``buffer.copy_(source)``, and so loses both.
+    """
+
+    def changes(node: Node) -> bool:
+        return node.target is torch.ops.aten.copy_.default and _form(node.args[0]) != _form(node.args[1])
+
+    if not any(changes(node) for node in program.graph.nodes):
+        return program
+    graph_module = copy.deepcopy(program.graph_module)
+    calls = graph_module.graph.call_function
+    for node in [n for n in graph_module.graph.nodes if changes(n)]:
+        goal, source, *rest = node.args
+        value, given = goal.meta["val"], source.meta["val"]
+        with graph_module.graph.inserting_before(node):
+            if given.dtype != value.dtype:
+                given = given.to(value.dtype)
+                source = calls(torch.ops.aten._to_copy.default, (source,), {"dtype": value.dtype})
+                source.meta = {**node.meta, "val": given}
+            if given.shape != value.shape:
+                source = calls(torch.ops.aten.expand_as.default, (source, goal))
+                source.meta = {**node.meta, "val": given.expand_as(value)}
+        node.args = (goal, source, *rest)
+    graph_module.recompile()
+    return program._update(graph_module, program.graph_signature)
+
+
+def _form(argument: Any) -> tuple[torch.dtype, tuple[Any, ...]] | None:
+    value = argument.meta.get("val") if isinstance(argument, Node) else None
+    return (value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else None
+
+
+def _refuse_overlap(program: ExportedProgram) -> None:
+    """Raises CaptureError for a write into a tensor whose elements share memory (``x.expand(2, 3).add_(1)``).
+
+    torch refuses most of these when they run, and what the others do has no functional form.
+    """
+    for node in program.graph.nodes:
+        if node.op != "call_function" or not targets.writes(node.target, node.args, node.kwargs):
+            continue
+        value = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and _overlaps(value):
+            reason = "writes into a tensor whose elements share memory, such as an expanded one"
+            raise CaptureError("capture", str(node.target), reason, "write into a clone() of it") from None
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return any(isinstance(n, int) and isinstance(step, int) and n > 1 and step == 0 for n, step in pairs)
 
 
 def _overlapping(program: ExportedProgram) -> CaptureError | None:

@@ -235,7 +235,8 @@ class Engine:
                 for op, children, attrs, rule in raw[handle]
                 if all(c in rank for c in children)
             ]
-            nodes.sort(key=lambda n: (n.op.name, n.children, repr(n.attrs)))
+            if len(nodes) > 1:
+                nodes.sort(key=lambda n: (n.op.name, n.children, repr(n.attrs)))
             type_ = _one_type(types[handle], nodes, graph)
             classes[index] = EClass(type_, handle in constants, tuple(nodes))
         done = tuple(c for c in classes if c is not None)
@@ -246,7 +247,9 @@ class Engine:
 
 def _one_type(ids: set[int], nodes: list[ENode], graph: Graph) -> Type:
     """The class's type. Two concrete ones mean that some rule is wrong; symbols that meet are equal sizes."""
-    types = sorted((INTERNER.value(i) for i in ids), key=str)
+    types = [INTERNER.value(i) for i in ids]
+    if len(types) > 1:
+        types.sort(key=str)
     first: Type = types[0]
     for other in types[1:]:
         if not _compatible(first, other):

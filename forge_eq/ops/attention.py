@@ -62,6 +62,7 @@ def _flops(types: Any, attrs: Any, out: Any) -> float:
 
 
 COST = Cost(flops=_flops, cost_class="attention")
+_VECTOR = 16  # float32 lanes of the widest vector
 
 # ------------------------------------------------------------------------------------ definitions
 
@@ -97,6 +98,13 @@ def _torch_masked(q: Any, k: Any, v: Any, scores: Any, empty: str) -> Any:
     return weights @ v
 
 
+def _run_plain(q: Any, k: Any, v: Any, scale: float) -> Any:
+    if k.shape[-2] >= _VECTOR:
+        return _fused(q, k, v, scale, False)
+    scores, v = _torch_scores(q, k, v, scale)
+    return torch.softmax(scores, -1) @ v
+
+
 def _run_bias(q: Any, k: Any, v: Any, bias: Any, scale: float, empty: str) -> Any:
     if empty == "zero" and bias.dim() >= 2:
         return _fused(q, k, v, scale, False, bias)
@@ -112,7 +120,10 @@ def _run_mask(q: Any, k: Any, v: Any, mask: Any, scale: float, empty: str) -> An
 
 
 def _fused(q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any = None) -> Any:
-    """torch's own kernel: it gives zeros to a query that may look at nothing, and wants masks of two axes or more."""
+    """torch's own kernel: it gives zeros to a query that may look at nothing, and wants masks of two axes or more.
+
+    For fewer keys than a vector holds it loses NaN and takes infinite scores for finite ones (2.13, CPU).
+    """
     grouped = q.shape[-3] != k.shape[-3]
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
@@ -149,7 +160,7 @@ attention = op(
     shape=_shape,
     aten={"aten.scaled_dot_product_attention.default": _import},
     define=lambda q, k, v, scale: _weighted(q, k, _scores(q, k, scale), v),
-    torch=lambda q, k, v, scale: _fused(q, k, v, scale, False),
+    torch=lambda q, k, v, scale: _run_plain(q, k, v, scale),
     traits=INEXACT,
     cost=COST,
     kernel=Kernel("attention", lambda g, q, k, v, scale: g.attention(q, k, v, scale)),

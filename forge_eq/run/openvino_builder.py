@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from forge_eq.errors import RunError
+from forge_eq.run import openvino_merged
 from forge_eq.run.openvino_attention import attention
 
 # Config of every compiled model. The CPU plugin otherwise computes f32 models in bf16 where the processor can.
@@ -138,6 +139,8 @@ class NodeBuilder:
 
     def number(self, value: float, like: Any) -> Any:
         """A scalar constant of the element type of ``like``."""
+        if math.isinf(value) and self.type(like) in (self.ov.Type.bf16, self.ov.Type.f16):
+            return self._named(self.opset.convert(self.opset.constant(value, dtype=np.float32), self.type(like)))
         return self._named(self.opset.constant(value, dtype=self.type(like)))
 
     @staticmethod
@@ -226,10 +229,7 @@ class NodeBuilder:
         return self.select(self.not_equal(x, x), x, self._named(self.opset.exp(x)))
 
     def divide(self, a: Any, b: Any) -> Any:
-        """A true division. The plugin would otherwise multiply by 1 / b, which rounds twice and can overflow."""
-        node = self._named(self.opset.divide(*self._alike((a, b))))
-        node.get_rt_info()["nonconvertable_divide_0"] = ""
-        return node
+        return self._named(openvino_merged.divide(self, *self._alike((a, b))))
 
     def reciprocal(self, x: Any) -> Any:
         return self.divide(1.0, x)
@@ -248,11 +248,21 @@ class NodeBuilder:
 
     # ------------------------------------------------------------------------------------------ reductions, norms
 
+    def _reduce(self, name: str, x: Any, axes: Any, keepdim: bool) -> Any:
+        made = openvino_merged.reduce(self, name, x, axes, keepdim)
+        return made if made is x else self._named(made)
+
+    def reduce_sum(self, x: Any, axes: Any, keepdim: bool) -> Any:
+        return self._reduce("reduce_sum", x, axes, keepdim)
+
+    def reduce_mean(self, x: Any, axes: Any, keepdim: bool) -> Any:
+        return self._reduce("reduce_mean", x, axes, keepdim)
+
     def reduce_max(self, x: Any, axes: Any, keepdim: bool) -> Any:
         """NaN wins and a row of -inf stays; OpenVINO skips NaN and starts from the lowest finite number."""
-        top = self._named(self.opset.reduce_max(x, axes, keepdim))
-        lowest = self.reduce_logical_and(self.equal(x, -math.inf), axes, keepdim)
-        undefined = self.reduce_logical_or(self.not_equal(x, x), axes, keepdim)
+        top = self._reduce("reduce_max", x, axes, keepdim)
+        lowest = self._reduce("reduce_logical_and", self.equal(x, -math.inf), axes, keepdim)
+        undefined = self._reduce("reduce_logical_or", self.not_equal(x, x), axes, keepdim)
         return self.select(undefined, math.nan, self.select(lowest, -math.inf, top))
 
     def softmax(self, x: Any, axis: int) -> Any:
