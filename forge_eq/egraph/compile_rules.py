@@ -108,7 +108,7 @@ class CompiledRule:
         """The ask and fire rules."""
         body = _Body()
         roots = [body.term(left) for left, _ in self.rule.pairs]
-        facts = [*body.facts, *(f"(= y_{n} (ty t_{n}))" for n in self.tensors), *self._graph_guards()]
+        facts = [*body.facts, *(f"(= y_{n} (ty t_{n}))" for n in self.tensors), *self._graph_guards(body)]
         key = " ".join([str(self.index), *(f"y_{n}" for n in self.tensors), *(f"a_{n}" for n in self.attrs)])
         outs = " ".join(f"r{i}" for i in range(self.answer_size))
         want, answer = self.tables
@@ -119,14 +119,16 @@ class CompiledRule:
         )
         return f"{ask}\n{fire}"
 
-    def _graph_guards(self) -> list[str]:
-        """Guards that are facts of classes: constness, and the order of distinct weights."""
+    def _graph_guards(self, body: _Body) -> list[str]:
+        """Guards that are facts of classes: constness, the order of distinct weights, and what is read in part."""
         facts = []
         for guard in self.rule.guards:
             if guard.fn is not None:
                 continue
             if guard.name == "is_constant":
                 facts.append(f"(is_constant t_{guard.args[0]})")
+            elif guard.name == "in_part":
+                facts += [f"(in_part {body.term(left.args[0])})" for left, _ in self.rule.pairs if isinstance(left, App)]
             else:
                 facts += [f"(weight t_{n} w_{n})" for n in guard.args]
                 facts += [f"(< w_{a} w_{b})" for a, b in zip(guard.args, guard.args[1:], strict=False)]

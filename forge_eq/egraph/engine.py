@@ -22,6 +22,7 @@ from typing import Any
 from egglog import bindings
 
 from forge_eq.egraph.compile_rules import CompiledRule, constructor
+from forge_eq.egraph.demand import Demand
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.egraph.view import EClass, EGraphView, ENode, Saturation, number_classes
 from forge_eq.errors import CheckError, UnionError
@@ -41,15 +42,18 @@ PREAMBLE = """
 (relation typed (T i64))
 (relation is_constant (T))
 (relation weight (T i64))
+(relation in_part (T))
 (relation l_type (i64 i64))
 (relation l_constant (i64))
 (relation l_weight (i64 i64))
+(relation l_in_part (i64))
 (ruleset load)
 (ruleset facts)
 (ruleset ask)
 (ruleset fire)
 (rule ((l_type e t)) ((set (ty (N e)) t) (typed (N e) t)) :ruleset load :name "load types")
 (rule ((l_constant e)) ((is_constant (N e))) :ruleset load :name "load constants")
+(rule ((l_in_part e)) ((in_part (N e))) :ruleset load :name "load what is read in part")
 (rule ((l_weight e i)) ((weight (N e) i)) :ruleset load :name "load weights")
 """
 
@@ -63,6 +67,7 @@ class Engine:
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.egraph = bindings.EGraph(fact_directory=self.folder)
         self.rules = [CompiledRule(r, i + 1) for i, r in enumerate(sorted(rules, key=lambda r: r.id))]
+        self.demand = Demand.of(rules)
         self.declared: dict[str, tuple[Op, int]] = {}
         self.asked: dict[tuple[int, ...], tuple[int, ...] | None] = {}
         self.pending: list[tuple[str, list[tuple[int, ...]]]] = []
@@ -129,6 +134,7 @@ class Engine:
                 tables["l_constant"].append((node.id,))
                 if node.op.leaf == "constant":
                     tables["l_weight"].append((node.id, node.id))
+        tables["l_in_part"] = [(i,) for i in sorted(self.demand.in_part(graph))]
         for name, rows in tables.items():
             self._insert(name, rows)
         self._run("(run-schedule (saturate (run load)))")

@@ -15,6 +15,7 @@ from forge_eq.rules import (  # noqa: F401  (importing a family enters its rules
     fusion,
     layout,
     simplify,
+    slices,
     statistics,
 )
 from forge_eq.rules.dsl import REGISTRY, Attr, Guard, Rule, RuleSet, both, rule, to, together
