@@ -20,6 +20,7 @@ from forge_eq.verify.interpret import Binding, Misplaced, Untyped, fires, holds,
 from forge_eq.verify.propose import Proposer
 
 KEPT_OUT = 4  # instances that a guard keeps out, to each that fires: few of them show what the guard is for
+LONGER = 20  # times the attempts for a rule that has not fired yet: some need many sizes to meet
 TRIES = 80  # candidates at one op before the attempt is given up
 
 
@@ -138,13 +139,13 @@ class Samples:
 
 
 def sample(rule: Rule, wanted: int, attempts: int, seed: int = 0) -> Samples:
-    """Distinct bindings: up to ``wanted`` of each kind, in at most ``attempts`` attempts.
+    """Distinct bindings: up to ``wanted`` of each kind, in at most ``attempts`` attempts, more until one fires.
 
     Half of the attempts also draw extreme numbers (infinities, 1e200), which some guards exist to keep out.
     """
     rng = random.Random(f"{rule.id} {seed}")
     found, seen = Samples(), set()
-    while found.attempts < attempts and not found.enough(rule, wanted):
+    while found.attempts < (attempts if found.fired else LONGER * attempts) and not found.enough(rule, wanted):
         found.attempts += 1
         binding = attempt(rule, rng, extreme=found.attempts % 2 == 0)
         if binding is None or (key := str(binding)) in seen:
