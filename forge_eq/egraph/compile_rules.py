@@ -132,7 +132,8 @@ class CompiledRule:
             if guard.name == "is_constant":
                 facts.append(f"(is_constant t_{guard.args[0]})")
             elif guard.name == "in_part":
-                facts += [f"(in_part {body.term(left.args[0])})" for left, _ in self.rule.pairs if isinstance(left, App)]
+                read = [left.args[0] for left, _ in self.rule.pairs if isinstance(left, App)]
+                facts += [f"(in_part {body.term(x)})" for x in read]
             else:
                 facts += [f"(weight t_{n} w_{n})" for n in guard.args]
                 facts += [f"(< w_{a} w_{b})" for a, b in zip(guard.args, guard.args[1:], strict=False)]

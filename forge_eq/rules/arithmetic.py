@@ -146,7 +146,8 @@ def two_shares(x: Var, s: Attr, t: Attr) -> Equation:
     return to(add(mul(x, lit(s)), mul(x, lit(t))), mul(x, lit(compute(_sum, s, t))))
 
 
-NUMBERS = (math.sqrt(0.5), math.sqrt(2.0 / math.pi), 2.0 * math.sqrt(2.0 / math.pi))  # of definitions; no float is the root itself
+# Of definitions; no float is the root itself.
+NUMBERS = (math.sqrt(0.5), math.sqrt(2.0 / math.pi), 2.0 * math.sqrt(2.0 / math.pi))
 
 
 def _nearest(t: Any, s: Any) -> float | None:

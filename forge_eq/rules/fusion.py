@@ -116,13 +116,6 @@ def merge_three_biased(x: Var, u: Var, v: Var, w: Var, d: Var, e: Var, f: Var) -
     return together((linear_bias(x, u, d, True), a), (linear_bias(x, v, e, True), b), (linear_bias(x, w, f, True), c))
 
 
-@rule("fusion", exact="real", source=COLUMNS, when=[weights("v", "w")])
-def merge_two_biased(x: Var, v: Var, w: Var, d: Var, e: Var) -> Equation:
-    """Two projections with biases, as key and value of cross attention."""
-    a, b = _parts(linear_bias(x, concat(v, w, 0), concat(d, e, 0), True), x, v, w)
-    return together((linear_bias(x, v, d, True), a), (linear_bias(x, w, e, True), b))
-
-
 CHANNELS = "output channels of a convolution are independent"
 
 

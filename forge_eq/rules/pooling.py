@@ -115,9 +115,7 @@ def mean_of_pointwise_conv(
     return to(avg_pool(conv(x, w, s, p, q, d, n), k, t, b, e), conv(avg_pool(x, k, t, b, e), w, s, p, q, d, n))
 
 
-@rule(
-    "pooling", exact="real", source=POINT, when=[fact("is_pointwise", _point_unpadded, "w", "s", "p", "q", "b", "e")]
-)
+@rule("pooling", exact="real", source=POINT, when=[fact("is_pointwise", _point_unpadded, "w", "s", "p", "q", "b", "e")])
 def mean_of_pointwise_conv_bias(
     x: Var, w: Var, c: Var, s: Attr, p: Attr, q: Attr, d: Attr, n: Attr, k: Attr, t: Attr, b: Attr, e: Attr
 ) -> Equation:

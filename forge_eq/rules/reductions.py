@@ -23,10 +23,8 @@ X, W, B, A, K, T, S = Var("x"), Var("w"), Var("b"), AttrVar("a"), AttrVar("k"), 
 
 
 def _enter(op: Op, name: str, equation: Equation, doc: str, source: str, when: Iterable[Guard], bit: bool) -> None:
-    exact = "bit" if bit else "real"
-    register(
-        build("reductions", f"{op.name}_{name}", equation, doc=doc, source=source, exact=exact, when=when, where=__file__)
-    )
+    name, exact = f"{op.name}_{name}", "bit" if bit else "real"
+    register(build("reductions", name, equation, doc=doc, source=source, exact=exact, when=when, where=__file__))
 
 
 # ------------------------------------------------------------------------------------------------ features
@@ -55,7 +53,9 @@ def _features() -> None:
             ("of_linear", linear(X, W, T), linear(X, weight, T), "w"),
             ("of_linear_bias", linear_bias(X, W, B, T), linear_bias(X, weight, bias, T), "wb"),
         ):
-            when = [last, some, *(is_constant(n) for n in constants)]
+            # A mean of no bias is NaN on both sides.
+            needed = [] if op is mean and inner.op is linear_bias else [some]
+            when = [last, *needed, *(is_constant(n) for n in constants)]
             doc = f"A {op.name} over all features is one feature."
             _enter(op, suffix, to(op(inner, A, True), right), doc, FEATURES, when, False)
             dropped = to(op(inner, A, False), reshape(right, compute(_lead, X)))

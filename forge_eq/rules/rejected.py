@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
-from forge_eq.ops.composite import gelu, gelu_tanh, rms_norm, silu, softmax, swiglu
+from forge_eq.ops.composite import gelu, gelu_tanh, layer_norm, rms_norm, silu, softmax, swiglu
 from forge_eq.ops.elementwise import (
     add,
     cast,
@@ -28,6 +28,8 @@ from forge_eq.ops.elementwise import (
     pow_,
     reciprocal,
     relu,
+    rsqrt,
+    sigmoid,
     sqrt,
     sub,
     where,
@@ -37,7 +39,8 @@ from forge_eq.ops.movement import concat, permute, reshape, swap_last
 from forge_eq.ops.reduction import mean, sum_
 from forge_eq.ops.spec import App, Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, RuleSet, rule, to
-from forge_eq.rules.guards import is_float, is_last_axis
+from forge_eq.rules.guards import fact, is_float, is_last_axis
+from forge_eq.rules.rejected_gains import wrong_gains
 
 wrong = partial(rule, "rejected", source="none: it is wrong")
 LAST = is_last_axis("a", "q")
@@ -120,6 +123,24 @@ def softmax_passes_matmul(x: Var, w: Var, a: Attr) -> Equation:
     return to(softmax(matmul(x, w), a), matmul(softmax(x, a), w))
 
 
+@wrong(exact="real")
+def causal_mask_dropped(q: Var, k: Var, v: Var, s: Attr) -> Equation:
+    """A query would look at what comes after it."""
+    return to(attention_causal(q, k, v, s), attention(q, k, v, s))
+
+
+@wrong(exact="real")
+def queries_and_keys_swapped(q: Var, k: Var, v: Var, s: Attr) -> Equation:
+    """Their product looks symmetric."""
+    return to(attention(q, k, v, s), attention(k, q, v, s))
+
+
+@wrong(exact="real")
+def axis_of_an_unpinned_rank(q: Var, k: Var, v: Var, s: Attr) -> Equation:
+    """Axis 2 is the keys of three axes and the queries of four."""
+    return to(matmul(softmax(mul(matmul_nt(q, k), lit(s)), (2,)), v), attention(q, k, v, s))
+
+
 # -------------------------------------------------------------------------------------------- composites
 
 
@@ -133,6 +154,42 @@ def gate_and_up_swapped(gate: Var, up: Var) -> Equation:
 def eps_outside_root(x: Var, w: Var, a: Attr, e: Attr) -> Equation:
     """x / (sqrt(mean) + eps) is another norm."""
     return to(mul(w, mul(x, reciprocal(add(sqrt(mean(pow_(x, 2.0), a, True)), lit(e))))), rms_norm(x, w, a, e))
+
+
+@wrong(exact="real")
+def eps_into_root(x: Var, v: Var, e: Attr) -> Equation:
+    """The same the other way round."""
+    return to(div(x, add(sqrt(v), lit(e))), mul(x, rsqrt(add(v, lit(e)))))
+
+
+@wrong(exact="real")
+def layer_norm_with_eps_outside(x: Var, w: Var, b: Var, a: Attr, e: Attr) -> Equation:
+    """Some define the norm so."""
+    centred = sub(x, mean(x, a, True))
+    spread = add(sqrt(mean(pow_(centred, 2.0), a, True)), lit(e))
+    return to(add(mul(div(centred, spread), w), b), layer_norm(x, w, b, a, e))
+
+
+@wrong(exact="real")
+def gelu_by_erf(x: Var) -> Equation:
+    """The approximation is what such a model was trained with."""
+    return to(gelu_tanh(x), gelu(x))
+
+
+@wrong(exact="real")
+def quick_gelu(x: Var) -> Equation:
+    """The sigmoid approximation of gelu is off by 2e-2."""
+    return to(mul(x, sigmoid(mul(x, 1.702))), gelu(x))
+
+
+def _near(s: Any) -> bool:
+    return isinstance(s, float) and abs(s - math.sqrt(0.5)) < 1e-2
+
+
+@wrong(exact="real", when=[fact("is_near", _near, "s")])
+def constant_in_a_window(x: Var, s: Attr) -> Equation:
+    """0.7 is not the root of a half: a tolerance takes other functions in."""
+    return to(mul(x, lit(s)), mul(x, math.sqrt(0.5)))
 
 
 @wrong(exact="real")
@@ -224,6 +281,18 @@ def floor_over_add(a: Var, b: Var) -> Equation:
 
 
 @wrong(exact="real")
+def floor_is_truncation(x: Var) -> Equation:
+    """They differ below zero."""
+    return to(cast(floor(x), "i64"), cast(x, "i64"))
+
+
+@wrong(exact="real")
+def floor_division_is_division(a: Var, b: Var) -> Equation:
+    """True of multiples."""
+    return to(floor(div(a, b)), div(a, b))
+
+
+@wrong(exact="real")
 def sum_of_products(a: Var, b: Var, axes: Attr, keep: Attr) -> Equation:
     """True on one element, which is what a test on size 1 sees."""
     return to(sum_(mul(a, b), axes, keep), mul(sum_(a, axes, keep), sum_(b, axes, keep)))
@@ -239,6 +308,12 @@ def cast_to_int_and_back(x: Var) -> Equation:
 def cast_down_and_up(x: Var) -> Equation:
     """float64 through float32 rounds; invisible to an oracle that computes in float64."""
     return to(cast(cast(x, "f32"), "f64"), x)
+
+
+@wrong(exact="bit")
+def cast_through_fewer_bits(x: Var) -> Equation:
+    """A large number wraps on the way."""
+    return to(cast(cast(x, "i32"), "i64"), cast(x, "i64"))
 
 
 # -------------------------------------------------------------------------------------------- movement
@@ -275,9 +350,17 @@ rejected = RuleSet(
         softmax_without_shift,
         scale_under_mask_of_any_sign,
         softmax_passes_matmul,
+        causal_mask_dropped,
+        queries_and_keys_swapped,
+        axis_of_an_unpinned_rank,
         gate_and_up_swapped,
         eps_outside_root,
+        eps_into_root,
+        layer_norm_with_eps_outside,
         gelu_by_tanh,
+        gelu_by_erf,
+        quick_gelu,
+        constant_in_a_window,
         relu_over_add,
         mul_zero,
         div_self,
@@ -291,12 +374,16 @@ rejected = RuleSet(
         where_by_arithmetic,
         root_of_square,
         floor_over_add,
+        floor_is_truncation,
+        floor_division_is_division,
         sum_of_products,
         cast_to_int_and_back,
         cast_down_and_up,
+        cast_through_fewer_bits,
         any_permute_is_swap_last,
         reshape_swallows_permute,
         transpose_flag_lost,
+        wrong_gains,
     )
     for one in made
 )

@@ -298,7 +298,7 @@ def permute_rows(x: Var, p: Attr, a: Attr, i: Attr, j: Attr, k: Attr) -> Equatio
 
 
 def _swapped(x: Any, a: int) -> int:
-    return {x.rank - 1: x.rank - 2, x.rank - 2: x.rank - 1}.get(a, a)
+    return int({x.rank - 1: x.rank - 2, x.rank - 2: x.rank - 1}.get(a, a))
 
 
 @rule("slices", exact="bit", source=MOVED, when=[PART])

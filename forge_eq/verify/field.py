@@ -123,11 +123,11 @@ def _power(x: Any, exponent: Any) -> Mod:
         return Mod(pow(Mod.of(x).value, int(exponent) % (PRIME - 1), PRIME))
     if isinstance(exponent, float) and abs(exponent) == 0.5:
         root = _random_function("sqrt", x)
-        return root if exponent > 0 else Mod(1) / root  # type: ignore[no-any-return]
+        return root if exponent > 0 else Mod.of(Mod(1) / root)
     return _random_function(f"pow {exponent}", x)
 
 
-LACKING = frozenset("abs floor less less_equal greater greater_equal".split())
+LACKING = frozenset(["abs", "floor", "less", "less_equal", "greater", "greater_equal"])
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: _both(a, b, lambda x, y: x + y),
     "subtract": lambda a, b: _both(a, b, lambda x, y: x - y),
@@ -136,12 +136,12 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "negative": lambda a: -Mod.of(a),
     "power": _power,
 }
-MOVED = frozenset("reshape transpose swapaxes broadcast_to concatenate split repeat where".split())
+MOVED = frozenset(["reshape", "transpose", "swapaxes", "broadcast_to", "concatenate", "split", "repeat"])
 SAME: dict[str, Callable[..., Any]] = {
     "equal": lambda a, b: Mod.of(a).value == Mod.of(b).value,
     "not_equal": lambda a, b: Mod.of(a).value != Mod.of(b).value,
 }
-LOGIC = frozenset("logical_and logical_or logical_not".split())
+LOGIC = frozenset(["logical_and", "logical_or", "logical_not"])
 
 
 class Field:
@@ -160,6 +160,9 @@ class Field:
         if name in MOVED | LOGIC:
             return getattr(np, name)
         return functools.partial(_each, functools.partial(_random_function, name))
+
+    def where(self, c: Any, a: Any, b: Any) -> Any:
+        return _each(lambda take, x, y: _number(x if take else y), c, a, b)
 
     def maximum(self, a: Any, b: Any) -> Any:
         self.ordered = True
@@ -180,11 +183,17 @@ class Field:
         return np.matmul(np.asarray(a, dtype=object), np.asarray(b, dtype=object)).view(Residues)
 
     def sum(self, x: Any, axis: Any, keepdims: bool) -> Any:
-        return np.asarray(np.sum(np.asarray(x, dtype=object), axis=axis, keepdims=keepdims), dtype=object).view(Residues)
+        total = np.sum(np.asarray(x, dtype=object), axis=axis, keepdims=keepdims)
+        return np.asarray(total, dtype=object).view(Residues)
 
     def mean(self, x: Any, axis: Any, keepdims: bool) -> Any:
         total = self.sum(x, axis, keepdims)
         return _each(lambda v: _both(v, Fraction(total.size, x.size), lambda a, b: a * b), total)
+
+
+def _number(x: Any) -> Any:
+    """A number as a residue; a bool stays one."""
+    return x if isinstance(x, bool | np.bool_) else Mod.of(x)
 
 
 def _place(x: Mod) -> int:

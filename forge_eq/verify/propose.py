@@ -69,6 +69,7 @@ class Proposer:
             base,
             base[at:],
             (last,),
+            (base[0],),
             (new, *base),
             (*base[:at], new, *base[at + 1 :]),
             (*base[:at], 1, *base[at + 1 :]),
