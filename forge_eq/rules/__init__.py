@@ -19,6 +19,7 @@ from forge_eq.rules import (  # noqa: F401  (importing a family enters its rules
     reductions,
     simplify,
     slices,
+    slices_moved,
     statistics,
 )
 from forge_eq.rules.dsl import REGISTRY, Attr, Guard, Rule, RuleSet, both, rule, to, together

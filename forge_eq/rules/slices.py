@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
-from forge_eq.ops.composite import ACTIVATIONS, layer_norm, rms_norm, rope, softmax
+from forge_eq.ops.composite import ACTIVATIONS, layer_norm, rms_norm, softmax
 from forge_eq.ops.elementwise import add, cast, div, erf, exp, mul, neg, pow_, rsqrt, sigmoid, sub
 from forge_eq.ops.linalg import embedding, linear, linear_bias, matmul, matmul_nt
-from forge_eq.ops.movement import broadcast_to, concat, permute, reshape, slice_, swap_last
+from forge_eq.ops.movement import slice_
 from forge_eq.ops.reduction import amax, mean, sum_
 from forge_eq.ops.spec import AttrVar, Computed, Op, Var, compute
 from forge_eq.rules.dsl import Attr, Equation, build, register, rule, to
@@ -32,7 +31,7 @@ def count(i: int, j: int, k: int) -> int:
 # ------------------------------------------------------------------------------------------------ elementwise
 
 
-def _place(t: Any, rank: int, a: int) -> int | None:
+def place(t: Any, rank: int, a: int) -> int | None:
     """The axis of an operand that broadcasting aligns with axis ``a`` of the result; None when it has none."""
     at = int(a) - rank + t.rank
     return at if at >= 0 else None
@@ -42,10 +41,10 @@ def _cut(*args: Any) -> tuple[int, int, int] | None:
     """(axis, start, stop) for the first of the operands' types: everything where its single element is repeated."""
     x, *others, a, i, j = args
     types = [x, *others]
-    at = _place(x, max(t.rank for t in types), a)
+    at = place(x, max(t.rank for t in types), a)
     if at is None:
         return None
-    sizes = [t.shape[p] for t in types if (p := _place(t, max(u.rank for u in types), a)) is not None]
+    sizes = [t.shape[p] for t in types if (p := place(t, max(u.rank for u in types), a)) is not None]
     return (at, i, j) if x.shape[at] != 1 or all(s == 1 for s in sizes) else (at, 0, 1)
 
 
@@ -64,7 +63,7 @@ def _stop(*args: Any) -> int | None:
     return None if found is None else found[2]
 
 
-def _aligned(x: Var, others: tuple[Var, ...], a: AttrVar, i: AttrVar, j: AttrVar, k: AttrVar) -> Any:
+def aligned(x: Var, others: tuple[Var, ...], a: AttrVar, i: AttrVar, j: AttrVar, k: AttrVar) -> Any:
     """The part of an operand that meets elements i to j along axis a of the result."""
     axis, start, stop = (Computed(fn, (x.name, *(o.name for o in others), a.name, i.name, j.name)) for fn in FIELDS)
     return slice_(x, axis, start, stop, k)
@@ -87,7 +86,7 @@ def _elementwise() -> None:
         _enter(op.name, to(left, right), f"Only the {op.name} of what is read.", PLACES, exact)
     _enter("cast", to(slice_(cast(x, d), a, i, j, k), cast(slice_(x, a, i, j, k), d)), "Norms cast.", PLACES, "bit")
     for op in (add, sub, mul, div):
-        both_cut = op(_aligned(x, (y,), a, i, j, k), _aligned(y, (x,), a, i, j, k))
+        both_cut = op(aligned(x, (y,), a, i, j, k), aligned(y, (x,), a, i, j, k))
         _enter(op.name, to(slice_(op(x, y), a, i, j, k), both_cut), "Both operands have the axis.", PLACES, "bit")
     for op in (add, sub, mul, div, pow_):
         exact = "bit" if op.traits.exact else "real"
@@ -187,150 +186,3 @@ def matmul_nt_rows(x: Var, y: Var, a: Attr, i: Attr, j: Attr, k: Attr) -> Equati
 def lookup_rows(w: Var, x: Var, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
     """An embedding of the indices that are read."""
     return to(slice_(embedding(w, x), a, i, j, k), embedding(w, slice_(x, a, i, j, k)))
-
-
-# ------------------------------------------------------------------------------------------------ attention
-
-QUERIES = "each query attends by itself"
-
-
-def _is_query(a: int, q: Any) -> bool:
-    return bool(a == q.rank - 2)
-
-
-QUERY = fact("is_query_axis", _is_query, "a", "q")
-
-
-@rule("slices", exact="real", source=QUERIES, when=[QUERY, PART])
-def attention_rows(q: Var, k: Var, v: Var, s: Attr, a: Attr, i: Attr, j: Attr, d: Attr) -> Equation:
-    """Keys and values stay whole, queries shrink."""
-    return to(slice_(attention(q, k, v, s), a, i, j, d), attention(slice_(q, a, i, j, d), k, v, s))
-
-
-def _is_last_query(q: Any, k: Any, a: int, i: int, j: int) -> bool:
-    last = q.shape[-2]
-    return bool(a == q.rank - 2 and last == k.shape[-2] and (i, j) == (last - 1, last))
-
-
-LAST_QUERY = fact("is_last_query", _is_last_query, "q", "k", "a", "i", "j")
-
-
-@rule("slices", exact="real", source="the last of n queries looks at all of n keys", when=[LAST_QUERY, PART])
-def attention_causal_last(q: Var, k: Var, v: Var, s: Attr, a: Attr, i: Attr, j: Attr, d: Attr) -> Equation:
-    """The last token needs no mask."""
-    return to(slice_(attention_causal(q, k, v, s), a, i, j, d), attention(slice_(q, a, i, j, d), k, v, s))
-
-
-def _mask_axis(q: Any, m: Any) -> int | None:
-    return m.rank - 2 if m.rank >= 2 else None
-
-
-def _mask_start(q: Any, m: Any, i: int) -> int:
-    return i if m.shape[-2] == q.shape[-2] else 0
-
-
-def _mask_stop(q: Any, m: Any, j: int) -> int:
-    return j if m.shape[-2] == q.shape[-2] else 1
-
-
-def _mask(q: Var, m: Var, i: Any, j: Any, d: Any) -> Any:
-    """The rows of a mask; one row that serves all queries stays."""
-    return slice_(m, compute(_mask_axis, q, m), compute(_mask_start, q, m, i), compute(_mask_stop, q, m, j), d)
-
-
-@rule("slices", exact="real", source=QUERIES, when=[QUERY, PART])
-def attention_mask_rows(
-    q: Var, k: Var, v: Var, m: Var, s: Attr, e: Attr, a: Attr, i: Attr, j: Attr, d: Attr
-) -> Equation:
-    """The same under a mask of bools."""
-    right = attention_mask(slice_(q, a, i, j, d), k, v, _mask(q, m, i, j, d), s, e)
-    return to(slice_(attention_mask(q, k, v, m, s, e), a, i, j, d), right)
-
-
-@rule("slices", exact="real", source=QUERIES, when=[QUERY, PART])
-def attention_bias_rows(
-    q: Var, k: Var, v: Var, m: Var, s: Attr, e: Attr, a: Attr, i: Attr, j: Attr, d: Attr
-) -> Equation:
-    """The same under an additive mask."""
-    right = attention_bias(slice_(q, a, i, j, d), k, v, _mask(q, m, i, j, d), s, e)
-    return to(slice_(attention_bias(q, k, v, m, s, e), a, i, j, d), right)
-
-
-def _not_last(a: int, x: Any) -> bool:
-    return bool(a != x.rank - 1)
-
-
-@rule("slices", exact="real", source=ROWS, when=[fact("is_not_last", _not_last, "a", "x"), PART])
-def rope_rows(x: Var, c: Var, s: Var, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
-    """Rotary embeddings of the queries that are read."""
-    xs, cs, ss = (
-        _aligned(v, tuple(o for o in (x, c, s) if o is not v), a, i, j, k)  # type: ignore[arg-type]
-        for v in (x, c, s)
-    )
-    return to(slice_(rope(x, c, s), a, i, j, k), rope(xs, cs, ss))
-
-
-# ------------------------------------------------------------------------------------------------ movement
-
-MOVED = "movement axiom: the same elements at the same places"
-
-
-def _view(x: Any, s: Any, a: int, i: int, j: int, k: int) -> tuple[Any, ...] | None:
-    """The sliced shape, when a view leaves the axis and all before it alone."""
-    return (*s[:a], count(i, j, k), *s[a + 1 :]) if tuple(s[: a + 1]) == x.shape[: a + 1] else None
-
-
-@rule("slices", exact="bit", source=MOVED, when=[PART])
-def reshape_rows(x: Var, s: Attr, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
-    """Heads that are split or joined behind the axis."""
-    seen = compute(_view, x, s, a, i, j, k)
-    return to(slice_(reshape(x, s), a, i, j, k), reshape(slice_(x, a, i, j, k), seen))
-
-
-def _from(p: Any, a: int) -> int:
-    return int(p[a])
-
-
-@rule("slices", exact="bit", source=MOVED, when=[PART])
-def permute_rows(x: Var, p: Attr, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
-    """The axis has another number below."""
-    return to(slice_(permute(x, p), a, i, j, k), permute(slice_(x, compute(_from, p, a), i, j, k), p))
-
-
-def _swapped(x: Any, a: int) -> int:
-    return int({x.rank - 1: x.rank - 2, x.rank - 2: x.rank - 1}.get(a, a))
-
-
-@rule("slices", exact="bit", source=MOVED, when=[PART])
-def swap_last_rows(x: Var, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
-    """The same for the matrix transpose."""
-    return to(slice_(swap_last(x), a, i, j, k), swap_last(slice_(x, compute(_swapped, x, a), i, j, k)))
-
-
-@rule("slices", exact="bit", source=MOVED, when=[PART])
-def concat_rows(x: Var, y: Var, c: Attr, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
-    """Along another axis than the parts are joined: the types differ otherwise."""
-    parts = concat(slice_(x, a, i, j, k), slice_(y, a, i, j, k), c)
-    return to(slice_(concat(x, y, c), a, i, j, k), parts)
-
-
-def _differ(a: int, b: int) -> bool:
-    return a != b
-
-
-@rule("slices", exact="bit", source=MOVED, when=[fact("differ", _differ, "a", "b"), PART])
-def slice_rows(x: Var, b: Attr, m: Attr, n: Attr, l: Attr, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:  # noqa: E741
-    """Slices along two axes change places."""
-    return to(slice_(slice_(x, b, m, n, l), a, i, j, k), slice_(slice_(x, a, i, j, k), b, m, n, l))
-
-
-def _spread(x: Any, s: Any, a: int, i: int, j: int, k: int) -> tuple[Any, ...] | None:
-    """The sliced shape, when the axis only repeats one element."""
-    at = _place(x, len(s), a)
-    return (*s[:a], count(i, j, k), *s[a + 1 :]) if at is None or x.shape[at] == 1 else None
-
-
-@rule("slices", exact="bit", source=MOVED, when=[PART])
-def broadcast_rows(x: Var, s: Attr, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
-    """Fewer copies of one element."""
-    return to(slice_(broadcast_to(x, s), a, i, j, k), broadcast_to(x, compute(_spread, x, s, a, i, j, k)))
