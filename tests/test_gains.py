@@ -139,6 +139,32 @@ def test_pools_meet_and_relu_waits():
     assert names(lambda x: pool(nn.functional.gelu(x), 2), (x,)) == ["gelu", "max_pool"], "gelu falls first"
 
 
+def test_batch_norm_folds_after_training_only():
+    block = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
+    image = rand(2, 2, 8, 8)
+    assert [n.op.name for n in optimised(block, image).nodes if not n.op.leaf] == ["conv_bias"]
+    with torch.no_grad():
+        learning = forge_eq.optimize(block.train(), (image,), verify="off").graph
+    assert any("batch_norm" in str(n.attrs) for n in learning.nodes), "its statistics are of the batch"
+    assert any(n.op.name == "conv_bias" for n in learning.nodes)
+
+
+def test_convolutions_on_one_value_may_be_one():
+    """Two branches of kernel 1: one product, cut in two, where that is cheaper."""
+    x, v, w, d, e = rand(1, 64, 14, 14), rand(64, 64, 1, 1), rand(32, 64, 1, 1), rand(64), rand(32)
+    conv = nn.functional.conv2d
+
+    def branches(x, v, w, d, e):
+        return conv(x, v, d).relu(), conv(x, w, e).sigmoid()
+
+    merged = forge_eq.optimize(Program(branches, v, w, d, e), (x,), verify="off").egraph
+    assert any(n.rule == "fusion/merge_two_convs" for c in merged.classes for n in c.nodes)
+    other = forge_eq.optimize(
+        Program(lambda x, v, w, d, e: (conv(x, v, d), conv(x, w, e, stride=2)), v, w, d, e), (x,), verify="off"
+    ).egraph
+    assert not any(n.rule == "fusion/merge_two_convs" for c in other.classes for n in c.nodes)
+
+
 # ------------------------------------------------------------------------------------------------ scales
 
 

@@ -141,11 +141,11 @@ def largest_of_relu_in_padding(x: Var, k: Attr, s: Attr, p: Attr, q: Attr, d: At
     return to(max_pool(relu(x), k, s, p, q, d), relu(max_pool(x, k, s, p, q, d)))
 
 
-def _point(w: Any, s: Any, p: Any, q: Any) -> bool:
-    return all(v == 1 for v in (*w.shape[2:], *s)) and not any((*p, *q))
+def _padded_point(w: Any, s: Any, p: Any, q: Any, b: Any, e: Any) -> bool:
+    return all(v == 1 for v in (*w.shape[2:], *s)) and not any((*p, *q)) and any((*b, *e))
 
 
-@wrong(exact="real", when=[fact("is_pointwise", _point, "w", "s", "p", "q")])
+@wrong(exact="real", when=[fact("is_padded_after", _padded_point, "w", "s", "p", "q", "b", "e")])
 def padded_mean_keeps_bias(
     x: Var, w: Var, c: Var, s: Attr, p: Attr, q: Attr, d: Attr, n: Attr, k: Attr, t: Attr, b: Attr, e: Attr
 ) -> Equation:
@@ -163,7 +163,11 @@ def clamp_forgets_relu(x: Var, l: Attr, h: Attr) -> Equation:  # noqa: E741
 # ------------------------------------------------------------------------------------------------ slices
 
 
-@wrong(exact="real")
+def _keeps_some(a: int, n: Any, i: int, j: int) -> bool:
+    return tuple(n) == (a,) and i < j
+
+
+@wrong(exact="real", when=[fact("keeps_some", _keeps_some, "a", "n", "i", "j")])
 def softmax_of_a_part(x: Var, n: Attr, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
     """Along its own axis a softmax needs all of them."""
     return to(slice_(softmax(x, n), a, i, j, k), softmax(slice_(x, a, i, j, k), n))

@@ -2,7 +2,7 @@
 
 Every rule takes the elements that the slice keeps and asks for the elements of the operands that these need. The
 guard ``in_part`` says where that is worth a node: what somebody reads as a whole is computed as a whole anyway
-(docs/decisions/0008). Where a slice may not pass, mostly the types say so; a guard stands where they do not.
+(docs/decisions/0011). Where a slice may not pass, mostly the types say so; a guard stands where they do not.
 """
 
 from __future__ import annotations
