@@ -139,8 +139,10 @@ class Engine:
         key = tuple(sorted(usable))
         if key not in self.schedules:
             self.schedules[key] = name = f"all_{len(self.schedules)}"
-            for kind in ("ask", "fire"):
-                self._run(f"(unstable-combined-ruleset {kind}_{name} {' '.join(f'{kind}_{i}' for i in key)})")
+            cuts = [i for i in key if self.rules[i - 1].wants_part]
+            for kind, which in (("ask", key), ("fire", [i for i in key if i not in cuts]), ("cut", cuts)):
+                of = "fire" if kind == "cut" else kind
+                self._run(f"(unstable-combined-ruleset {kind}_{name} {' '.join(f'{of}_{i}' for i in which)})")
         return self.schedules[key]
 
     def _load(self, graph: Graph, part: set[int]) -> None:
@@ -171,7 +173,8 @@ class Engine:
         # Only ops count: answers are kept from program to program, and must not use up the next one's limit.
         tables = " ".join(f'"{name}"' for name in self.declared)
         until = f":until (<= {limits.nodes} (get-size! {tables}))"
-        step = f"(run-schedule (saturate (run facts)) (run fire_{which} {until}))"
+        # A cut moves by one node a round, so these few rules have rounds of their own.
+        step = f"(run-schedule (saturate (run facts)) (run fire_{which} {until}) (saturate (run cut_{which} {until})))"
         ask = f"(run-schedule (run ask_{which}))"
         while True:
             rounds += 1
