@@ -254,6 +254,19 @@ def test_what_is_read_as_a_whole_is_not_cut():
     assert flops(graph) == 2 * LAYER + TOKENS * HEAD
 
 
+def test_a_cut_that_takes_everything_is_no_cut():
+    """Exports write whole slices; once removed, a value is a slice of itself, which no rule may follow for ever."""
+
+    def program(x, w):
+        heads = nn.functional.linear(x, w).view(1, TOKENS, 2, 8)[:, :].transpose(1, 2)[:, :, :, :]
+        return (heads * 2.0)[:, :, -1:]
+
+    module = Program(program, rand(WIDTH, WIDTH))
+    found = forge_eq.optimize(module, (rand(1, TOKENS, WIDTH),), verify="full")
+    assert found.egraph.saturation.stop == "saturated"
+    assert sum(len(c.nodes) for c in found.egraph.classes) < 60
+
+
 def test_logits_of_few_words_need_few_columns():
     x, w = rand(4, 16), rand(100, 16)
     layer = nn.functional.linear

@@ -179,6 +179,8 @@ class CompiledRule:
             for left, right in self.rule.pairs:
                 if self._infer(left, env, values, types) != self._infer(right, env, values, types):
                     return None
+                if self.wants_part and isinstance(left, App) and types[left] == types.get(left.args[0]):
+                    return None  # a cut that takes everything: its class reads itself, and would grow without end
             made = [INTERNER.id(values[c]) for c in self.computed]
             return (*made, *(INTERNER.id(types[t]) for t in self.created))
         except (ShapeError, ArithmeticError, TypeError, ValueError, IndexError, AttributeError):

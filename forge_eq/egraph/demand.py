@@ -41,7 +41,7 @@ class Demand:
         whole = {*graph.outputs, *graph.effects}
         part: set[int] = set()
         for node in reversed(graph.nodes):
-            if node.op in self.cuts:
+            if node.op in self.cuts and node.type != graph.nodes[node.inputs[0]].type:
                 part.update(node.inputs)
                 continue
             passed = self.through.get(node.op, frozenset()) if node.id in part and node.id not in whole else frozenset()
