@@ -298,8 +298,22 @@ def test_verify_accepts_and_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 proved" in result.stdout
     one = next(iter(default.family("device")))
     refused = verify.Evidence(one.id, one.hash, one.exact, "refused", {"types": "1/0"}, reason="numeric: 1 is not 2")
-    monkeypatch.setattr(verify, "verify_rules", lambda rules, level, progress: [refused])
+    monkeypatch.setattr(verify, "verify_rules", lambda rules, level, progress, jobs: [refused])
     monkeypatch.setattr(verify.ledger, "write", lambda *_: pytest.fail("a refused rule was written"))
     result = call("verify", "device", "--write")
     assert result.exit_code == 1
     assert "1 is not 2" in result.stdout
+
+
+def test_verify_takes_what_has_not_changed_from_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    import forge_eq.verify as verify
+
+    monkeypatch.setattr(
+        verify, "verify_rules", lambda rules, level, progress, jobs: [verify.verify_rule(r) for r in rules]
+    )
+    result = call("verify", "device", "--cached")
+    assert "0 verified, 1 from the ledger" in result.stdout
+    assert "device" in result.stdout
+    monkeypatch.setattr(verify, "evidence", lambda rule: None)
+    result = call("verify", "device", "--cached")
+    assert "1 verified, 0 from the ledger" in result.stdout, "what the ledger does not know is verified"

@@ -8,6 +8,7 @@ from forge_eq import rules
 from forge_eq.rules.dsl import Rule
 from forge_eq.rules.rejected import rejected
 from forge_eq.verify import verify_rule
+from forge_eq.verify.field import refute_in_field
 from forge_eq.verify.numeric import refute
 from forge_eq.verify.samples import sample
 from forge_eq.verify.smt import prove
@@ -24,10 +25,37 @@ TRUE_OF_REALS = {  # z3 proves these: only numbers refute them
     "scales_merge_without_bound",
     "where_by_arithmetic",
     "cast_down_and_up",
+    "layers_meet_when_empty",
+    "softmax_forgets_what_rows_share",
+    "cast_through_fewer_bits",
 }
 
 
-RARE = {"maximum_commutes_to_the_bit", "scales_merge_without_bound"}  # the quick level may miss these
+RARE = {  # the quick level may miss these
+    "maximum_commutes_to_the_bit",
+    "scales_merge_without_bound",
+    "layers_meet_when_empty",
+    "largest_of_scaled",
+    "norm_of_scaled_by_any_sign",
+    "clamp_forgets_relu",
+    "any_query_sees_all_keys",
+}
+IN_A_FIELD = {  # refuted by residues alone: nothing but algebra is wrong with them
+    "scale_under_mask_of_any_sign",
+    "softmax_passes_matmul",
+    "gate_and_up_swapped",
+    "eps_outside_root",
+    "gelu_by_tanh",
+    "root_of_square",
+    "sum_of_products",
+    "any_permute_is_swap_last",
+    "reshape_swallows_permute",
+    "transpose_flag_lost",
+    "products_commute",
+    "scale_of_bias_lost",
+    "sum_of_rows_counts_one_bias",
+    "division_past_sum",
+}
 
 
 @pytest.mark.parametrize("one", WRONG, ids=lambda r: r.name)
@@ -65,6 +93,22 @@ def test_counterexample_shows_the_odd_number(name: str, sign: str) -> None:
     assert sign in str(failed)
 
 
+@pytest.mark.parametrize("one", [r for r in WRONG if r.name in IN_A_FIELD], ids=lambda r: r.name)
+def test_a_field_refutes_what_is_wrong_as_algebra(one: Rule) -> None:
+    _, failed = refute_in_field(one, sample(one, 12, 500).fired)
+    assert failed is not None
+    assert failed.method == "field"
+    assert "left = " in str(failed)
+
+
+def test_a_field_says_nothing_of_rounding() -> None:
+    """True of polynomials: whoever promises bits must be refuted by numbers."""
+    [one] = [r for r in WRONG if r.name == "add_reassociates_to_the_bit"]
+    agreed, failed = refute_in_field(one, sample(one, 12, 500).fired)
+    assert agreed > 0
+    assert failed is None
+
+
 def test_enough_wrong_rules_and_none_loads() -> None:
-    assert len(WRONG) >= 12
+    assert len(WRONG) >= 60
     assert not {r.id for r in WRONG} & set(rules.REGISTRY)

@@ -207,25 +207,31 @@ def verify(
         bool, typer.Option("--write", help="enter the evidence in the ledger; without it only look")
     ] = False,
     level: Annotated[str, typer.Option(help="quick or full; the ledger takes full only")] = "full",
+    cached: Annotated[
+        bool, typer.Option("--cached", help="take what the ledger says of rules that have not changed since")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="processes that share the work; 0: one for each core")] = 0,
 ) -> None:
     """Verify rules by shapes, numbers and proof.
 
     The exit status is 1 when one is refused.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    import os
+    import time
 
-    from forge_eq.verify import LEVELS, ledger, verify_rules
+    from forge_eq.verify import LEVELS, evidence, ledger
 
     if level not in LEVELS:
         raise OptionsError("verify", f"--level {level}", "is unknown", f"use {' or '.join(LEVELS)}")
     if write and level != "full":
         raise OptionsError("verify", "--write", "takes evidence of level full only", "leave --level out")
+    begun = time.perf_counter()
     rules = _rules(which)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as bar:
-        task = bar.add_task("verifying", total=len(rules))
-        found = verify_rules(rules, level, lambda e: bar.update(task, advance=1, description=e.rule))
+    known = {r.id: e for r in rules if (e := evidence(r)) is not None} if cached else {}
+    fresh = _verified([r for r in rules if r.id not in known], level, jobs or os.cpu_count() or 1)
+    found = sorted([*known.values(), *fresh], key=lambda e: e.rule)
     say(_verdicts(found))
+    say(f"{len(fresh)} verified, {len(known)} from the ledger, in {time.perf_counter() - begun:.1f} s")
     refused = [e for e in found if not e.accepted]
     for e in refused:
         say(f"\n{e.counterexample or e.reason}")
@@ -236,19 +242,50 @@ def verify(
         err().print(f"wrote {ledger.LEDGER}")
 
 
+def _verified(rules: list[Rule], level: str, jobs: int) -> list[Any]:
+    """Evidence found now, with progress on the screen."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from forge_eq.verify import verify_rules
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as bar:
+        task = bar.add_task("verifying", total=len(rules))
+        return verify_rules(rules, level, lambda e: bar.update(task, advance=1, description=e.rule), jobs)
+
+
 def _verdicts(found: list[Any]) -> str:
-    """A table per family."""
+    """A table per family, and one of all families."""
     from forge_eq.report import plural, table
 
-    parts = []
+    parts, families = [], []
     for family, members in groupby(found, key=lambda e: e.rule.partition("/")[0]):
         group = list(members)
         keys = list(dict.fromkeys(k for e in group for k in e.counts))
-        body = [(e.rule.partition("/")[2], e.exact, e.verdict, *(e.counts.get(k, "") for k in keys)) for e in group]
-        parts.append("\n".join([family, *table(("rule", "exact", "verdict", *keys), body)]))
+        body = [
+            (e.rule.partition("/")[2], e.exact, e.verdict, *(e.counts.get(k, "") for k in keys), _seconds(e.seconds))
+            for e in group
+        ]
+        parts.append("\n".join([family, *table(("rule", "exact", "verdict", *keys, "s"), body)]))
         parts[-1] += "".join(f"\n   {e.rule}: guard {g} was not needed" for e in group for g in e.idle)
+        families.append(_family(family, group))
+    head = ("family", "rules", "bit", "real", "approx", "proved", "tested-only", "refused", "s")
+    parts.append("\n".join(table(head, families)))
     counts = Counter(e.verdict for e in found)
     parts.append(
         f"{plural(len(found), 'rule')}: " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
     )
     return "\n\n".join(parts)
+
+
+def _family(name: str, group: list[Any]) -> tuple[Any, ...]:
+    """One line of the table of all families: classes, evidence, time."""
+    exact, verdicts = Counter(e.exact for e in group), Counter(e.verdict for e in group)
+    shown = [str(exact[k] or "") for k in ("bit", "real", "approx")]
+    shown += [str(verdicts[v] or "") for v in ("proved", "tested-only", "refused")]
+    return (name, str(len(group)), *shown, _seconds(sum(e.seconds for e in group)))
+
+
+def _seconds(value: float) -> str:
+    """Processor time of one process; what was read took none."""
+    return f"{value:.1f}" if value else ""

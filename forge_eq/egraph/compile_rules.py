@@ -11,8 +11,9 @@ layers share keys, so their number does not grow with depth (docs/decisions/0003
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from forge_eq.egraph.intern import INTERNER
@@ -53,6 +54,13 @@ def _attr_pattern(attr: Any) -> str:
     return str(INTERNER.id(attr))
 
 
+def _constructors(term: Any) -> Iterator[tuple[Op, int]]:
+    if isinstance(term, App):
+        yield term.op, len(term.args)
+        for a in term.args:
+            yield from _constructors(a)
+
+
 @dataclass(frozen=True)
 class Created:
     """One node that a right side creates: its term and the terms' values in evaluation order."""
@@ -70,6 +78,7 @@ class CompiledRule:
         self.computed: list[Computed] = []
         for _, right in rule.pairs:
             self._collect(right)
+        self.wants_part = any(g.name == "in_part" for g in rule.guards)
         self.key_size = len(self.tensors) + len(self.attrs)
         self.answer_size = len(self.computed) + len(self.created)
 
@@ -89,44 +98,42 @@ class CompiledRule:
         """Names of the question and answer relations, shared by rules of the same sizes."""
         return f"want_{self.key_size}", f"answer_{self.key_size}_{self.answer_size}"
 
-    def constructors(self) -> set[tuple[Op, int]]:
-        """Every (op, arity) that the rule mentions."""
-        found: set[tuple[Op, int]] = set()
+    @cached_property
+    def matched(self) -> frozenset[tuple[Op, int]]:
+        """Every (op, arity) that the left sides mention: without all of them the rule cannot match."""
+        return frozenset(c for left, _ in self.rule.pairs for c in _constructors(left))
 
-        def walk(term: Any) -> None:
-            if isinstance(term, App):
-                found.add((term.op, len(term.args)))
-                for a in term.args:
-                    walk(a)
-
-        for left, right in self.rule.pairs:
-            walk(left)
-            walk(right)
-        return found
+    @cached_property
+    def made(self) -> frozenset[tuple[Op, int]]:
+        """Every (op, arity) that the right sides mention."""
+        return frozenset(c for _, right in self.rule.pairs for c in _constructors(right))
 
     def text(self) -> str:
         """The ask and fire rules."""
         body = _Body()
         roots = [body.term(left) for left, _ in self.rule.pairs]
-        facts = [*body.facts, *(f"(= y_{n} (ty t_{n}))" for n in self.tensors), *self._graph_guards()]
+        facts = [*body.facts, *(f"(= y_{n} (ty t_{n}))" for n in self.tensors), *self._graph_guards(body)]
         key = " ".join([str(self.index), *(f"y_{n}" for n in self.tensors), *(f"a_{n}" for n in self.attrs)])
         outs = " ".join(f"r{i}" for i in range(self.answer_size))
         want, answer = self.tables
-        ask = f'(rule ({" ".join(facts)}) (({want} {key})) :ruleset ask :name "ask {self.rule.id}")'
+        ask = f'(rule ({" ".join(facts)}) (({want} {key})) :ruleset ask_{self.index} :name "ask {self.rule.id}")'
         fire = (
             f"(rule ({' '.join(facts)} ({answer} {key} {outs})) ({self._actions(roots)})"
-            f' :ruleset fire :name "{self.rule.id}")'
+            f' :ruleset fire_{self.index} :name "{self.rule.id}")'
         )
-        return f"{ask}\n{fire}"
+        return f"(ruleset ask_{self.index})\n(ruleset fire_{self.index})\n{ask}\n{fire}"
 
-    def _graph_guards(self) -> list[str]:
-        """Guards that are facts of classes: constness, and the order of distinct weights."""
+    def _graph_guards(self, body: _Body) -> list[str]:
+        """Guards that are facts of classes: constness, the order of distinct weights, and what is read in part."""
         facts = []
         for guard in self.rule.guards:
             if guard.fn is not None:
                 continue
             if guard.name == "is_constant":
                 facts.append(f"(is_constant t_{guard.args[0]})")
+            elif guard.name == "in_part":
+                read = [left.args[0] for left, _ in self.rule.pairs if isinstance(left, App)]
+                facts += [f"(in_part {body.term(x)})" for x in read]
             else:
                 facts += [f"(weight t_{n} w_{n})" for n in guard.args]
                 facts += [f"(< w_{a} w_{b})" for a, b in zip(guard.args, guard.args[1:], strict=False)]
@@ -172,6 +179,8 @@ class CompiledRule:
             for left, right in self.rule.pairs:
                 if self._infer(left, env, values, types) != self._infer(right, env, values, types):
                     return None
+                if self.wants_part and isinstance(left, App) and types[left] == types.get(left.args[0]):
+                    return None  # a cut that takes everything: its class reads itself, and would grow without end
             made = [INTERNER.id(values[c]) for c in self.computed]
             return (*made, *(INTERNER.id(types[t]) for t in self.created))
         except (ShapeError, ArithmeticError, TypeError, ValueError, IndexError, AttributeError):

@@ -22,6 +22,7 @@ from typing import Any
 from egglog import bindings
 
 from forge_eq.egraph.compile_rules import CompiledRule, constructor
+from forge_eq.egraph.demand import Demand
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.egraph.view import EClass, EGraphView, ENode, Saturation, number_classes
 from forge_eq.errors import CheckError, UnionError
@@ -41,15 +42,16 @@ PREAMBLE = """
 (relation typed (T i64))
 (relation is_constant (T))
 (relation weight (T i64))
+(relation in_part (T))
 (relation l_type (i64 i64))
 (relation l_constant (i64))
 (relation l_weight (i64 i64))
+(relation l_in_part (i64))
 (ruleset load)
 (ruleset facts)
-(ruleset ask)
-(ruleset fire)
 (rule ((l_type e t)) ((set (ty (N e)) t) (typed (N e) t)) :ruleset load :name "load types")
 (rule ((l_constant e)) ((is_constant (N e))) :ruleset load :name "load constants")
+(rule ((l_in_part e)) ((in_part (N e))) :ruleset load :name "load what is read in part")
 (rule ((l_weight e i)) ((weight (N e) i)) :ruleset load :name "load weights")
 """
 
@@ -63,12 +65,14 @@ class Engine:
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.egraph = bindings.EGraph(fact_directory=self.folder)
         self.rules = [CompiledRule(r, i + 1) for i, r in enumerate(sorted(rules, key=lambda r: r.id))]
+        self.demand = Demand.of(rules)
         self.declared: dict[str, tuple[Op, int]] = {}
+        self.schedules: dict[tuple[int, ...], str] = {}
         self.asked: dict[tuple[int, ...], tuple[int, ...] | None] = {}
         self.pending: list[tuple[str, list[tuple[int, ...]]]] = []
         self._run(PREAMBLE)
         for one in self.rules:
-            self.declare(sorted(one.constructors(), key=lambda c: (c[0].name, c[1])))
+            self.declare(sorted(one.matched | one.made, key=lambda c: (c[0].name, c[1])))
         columns: dict[str, int] = {}  # questions and answers begin with the rule's number
         for want, answer, key, out in sorted({(*r.tables, r.key_size, r.answer_size) for r in self.rules}):
             columns |= {want: 1 + key, answer: 1 + key + out}
@@ -108,18 +112,41 @@ class Engine:
     def saturate(self, graph: Graph, limits: Limits) -> EGraphView:
         """Loads a program, saturates it and reads it back."""
         with self.lock:
-            self.declare(sorted({(n.op, len(n.inputs)) for n in graph.nodes}, key=lambda c: (c[0].name, c[1])))
+            present = {(n.op, len(n.inputs)) for n in graph.nodes}
+            self.declare(sorted(present, key=lambda c: (c[0].name, c[1])))
+            part = self.demand.in_part(graph)
+            step = self._schedule(present, bool(part))
             self._run("(push)")
             try:
-                self._load(graph)
-                saturation = self._saturate(limits)
+                self._load(graph, part)
+                saturation = self._saturate(limits, step)
                 view = self._read(graph, saturation)
             finally:
                 self._run("(pop)")
                 self._keep_answers()
             return view
 
-    def _load(self, graph: Graph) -> None:
+    def _schedule(self, present: set[tuple[Op, int]], in_part: bool) -> str:
+        """Names the rules that can match a program of these ops, or of what such rules make: the others only cost time.
+
+        Every rule has rulesets of its own; a combination of them is declared once and named by its number.
+        """
+        known, usable = set(present), set[int]()
+        waiting = [r for r in self.rules if in_part or not r.wants_part]
+        while ready := [r for r in waiting if r.matched <= known]:
+            known.update(c for r in ready for c in r.made)
+            usable.update(r.index for r in ready)
+            waiting = [r for r in waiting if r.index not in usable]
+        key = tuple(sorted(usable))
+        if key not in self.schedules:
+            self.schedules[key] = name = f"all_{len(self.schedules)}"
+            cuts = [i for i in key if self.rules[i - 1].wants_part]
+            for kind, which in (("ask", key), ("fire", [i for i in key if i not in cuts]), ("cut", cuts)):
+                of = "fire" if kind == "cut" else kind
+                self._run(f"(unstable-combined-ruleset {kind}_{name} {' '.join(f'{of}_{i}' for i in which)})")
+        return self.schedules[key]
+
+    def _load(self, graph: Graph, part: set[int]) -> None:
         known = constant_nodes(graph)
         tables: dict[str, list[tuple[int, ...]]] = defaultdict(list)
         for node in graph.nodes:
@@ -130,6 +157,7 @@ class Engine:
                 tables["l_constant"].append((node.id,))
                 if node.op.leaf == "constant":
                     tables["l_weight"].append((node.id, node.id))
+        tables["l_in_part"] = [(i,) for i in sorted(part)]
         for name, rows in tables.items():
             self._insert(name, rows)
         self._run("(run-schedule (saturate (run load)))")
@@ -139,14 +167,16 @@ class Engine:
         path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
         self._run(f'(input {table} "{path.name}")')
 
-    def _saturate(self, limits: Limits) -> Saturation:
+    def _saturate(self, limits: Limits, which: str) -> Saturation:
         matches: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"
         # Only ops count: answers are kept from program to program, and must not use up the next one's limit.
         tables = " ".join(f'"{name}"' for name in self.declared)
         until = f":until (<= {limits.nodes} (get-size! {tables}))"
-        step = f"(run-schedule (saturate (run facts)) (run fire {until}) (run ask))"
+        # A cut moves by one node a round, so these few rules have rounds of their own.
+        step = f"(run-schedule (saturate (run facts)) (run fire_{which} {until}) (saturate (run cut_{which} {until})))"
+        ask = f"(run-schedule (run ask_{which}))"
         while True:
             rounds += 1
             # One step at a time: egglog's ``repeat`` goes on after the last change, which would use up the limit.
@@ -163,7 +193,10 @@ class Engine:
                 stop = "iteration limit"
             if self._size() >= limits.nodes:
                 stop = "node limit"
-            if stop != "saturated" or not self._answer():
+            if stop != "saturated":
+                break
+            self._run(ask)  # once the rules have no more to do with the answers at hand: asking costs as much as firing
+            if not self._answer():
                 break
         fired = {r.rule.id for r in self.rules}
         return Saturation(

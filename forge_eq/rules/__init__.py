@@ -8,13 +8,18 @@ from forge_eq.rules import (  # noqa: F401  (importing a family enters its rules
     attention,
     composites,
     constants,
+    contraction,
     convolution,
     device,
     from_definitions,
     from_traits,
     fusion,
     layout,
+    pooling,
+    reductions,
     simplify,
+    slices,
+    slices_moved,
     statistics,
 )
 from forge_eq.rules.dsl import REGISTRY, Attr, Guard, Rule, RuleSet, both, rule, to, together

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forge_eq.ir.types import WEAK
-from forge_eq.ops.composite import silu
+from forge_eq.ops.composite import gelu_tanh, silu
 from forge_eq.ops.elementwise import add, div, exp, mul, neg, pow_, reciprocal, rsqrt, sigmoid, sqrt, tanh
 from forge_eq.ops.reduction import mean
 from forge_eq.ops.spec import Var, compute, lit
@@ -120,7 +120,34 @@ def scale_out_of_sum(x: Var, s: Attr) -> Equation:
     return to(add(mul(x, lit(s)), lit(s)), mul(add(x, 1.0), lit(s)))
 
 
-NUMBERS = (math.sqrt(0.5), math.sqrt(2.0 / math.pi))  # of definitions; no float is the root itself
+@rule("arithmetic", exact="bit", source="IEEE 754: doubling is exact", when=[is_float("x")])
+def sum_with_itself(x: Var) -> Equation:
+    """Twice a value, as a scale that may move on."""
+    return to(add(x, x), mul(x, 2.0))
+
+
+def _plus_one(s: float) -> float:
+    return s + 1.0
+
+
+@rule("arithmetic", exact="real", source="multiplication distributes over addition", when=[moderate("s")])
+def share_and_whole(x: Var, s: Attr) -> Equation:
+    """s x + x is one scale."""
+    return to(add(mul(x, lit(s)), x), mul(x, lit(compute(_plus_one, s))))
+
+
+def _sum(s: float, t: float) -> float:
+    return s + t
+
+
+@rule("arithmetic", exact="real", source="multiplication distributes over addition", when=[moderate("s", "t")])
+def two_shares(x: Var, s: Attr, t: Attr) -> Equation:
+    """s x + t x is one scale."""
+    return to(add(mul(x, lit(s)), mul(x, lit(t))), mul(x, lit(compute(_sum, s, t))))
+
+
+# Of definitions; no float is the root itself.
+NUMBERS = (math.sqrt(0.5), math.sqrt(2.0 / math.pi), 2.0 * math.sqrt(2.0 / math.pi))
 
 
 def _nearest(t: Any, s: Any) -> float | None:
@@ -173,3 +200,10 @@ def over_logistic(a: Var, x: Var) -> Equation:
 def silu_by_tanh(x: Var) -> Equation:
     """Silu as the frameworks without a sigmoid wrote it."""
     return to(mul(mul(x, add(tanh(mul(x, 0.5)), 1.0)), 0.5), silu(x))
+
+
+@rule("arithmetic", exact="real", source="(1 + tanh(u)) / 2 is the logistic function of 2 u")
+def gelu_by_sigmoid(x: Var) -> Equation:
+    """The tanh approximation of gelu with a sigmoid, as kernels without a fast tanh write it."""
+    inner = mul(add(x, mul(pow_(x, 3.0), 0.044715)), NUMBERS[2])
+    return to(mul(x, sigmoid(inner)), gelu_tanh(x))

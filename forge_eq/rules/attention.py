@@ -10,8 +10,9 @@ from typing import Any
 
 from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
 from forge_eq.ops.composite import repeat_heads, softmax
-from forge_eq.ops.elementwise import add, mul, where
+from forge_eq.ops.elementwise import add, div, mul, where
 from forge_eq.ops.linalg import matmul, matmul_nt
+from forge_eq.ops.reduction import sum_
 from forge_eq.ops.spec import Var, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
 from forge_eq.rules.guards import fact, is_last_axis, moderate
@@ -66,6 +67,13 @@ def _is_scale(s: Any) -> bool:
 def scale_under_mask(x: Var, m: Var, s: Attr) -> Equation:
     """A scale after the mask. A negative one would turn the mask's sign, a tiny one is 0 and makes it NaN."""
     return to(mul(where(m, x, -math.inf), lit(s)), where(m, mul(x, lit(s)), -math.inf))
+
+
+@rule("attention", exact="real", source="a quotient of rows passes a product", when=[is_last_axis("a", "e")])
+def divided_last(e: Var, v: Var, a: Attr) -> Equation:
+    """Weights that are normalised after they met the values. The divisor is a sum over keys, one for each row."""
+    total = sum_(e, a, True)
+    return to(div(matmul(e, v), total), matmul(div(e, total), v))
 
 
 GROUPED = "each key head serves a run of query heads (Ainslie et al. 2023, grouped-query attention)"

@@ -7,9 +7,9 @@ from typing import Any
 from forge_eq.ops.convolution import batch_norm, conv, conv_bias, scale, space_of
 from forge_eq.ops.elementwise import add, mul, sub
 from forge_eq.ops.movement import reshape, slice_
-from forge_eq.ops.spec import Var, compute
+from forge_eq.ops.spec import Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
-from forge_eq.rules.guards import is_constant
+from forge_eq.rules.guards import is_constant, moderate
 
 CHANNELS = "a convolution is linear in its weights, channel by channel of the result"
 
@@ -41,6 +41,19 @@ def batch_norm_into_conv_bias(
     f = scale(g, v, e)
     left = batch_norm(conv_bias(x, w, c, s, p, q, d, n), g, b, m, v, e)
     return to(left, conv_bias(x, _scaled(w, f), add(b, mul(sub(c, m), f)), s, p, q, d, n))
+
+
+@rule("convolution", exact="real", source=CHANNELS, when=[is_constant("w"), moderate("f")])
+def scale_into_conv(x: Var, w: Var, s: Attr, p: Attr, q: Attr, d: Attr, n: Attr, f: Attr) -> Equation:
+    """A number after a convolution."""
+    return to(mul(conv(x, w, s, p, q, d, n), lit(f)), conv(x, mul(w, lit(f)), s, p, q, d, n))
+
+
+@rule("convolution", exact="real", source=CHANNELS, when=[is_constant("w"), is_constant("b"), moderate("f")])
+def scale_into_conv_bias(x: Var, w: Var, b: Var, s: Attr, p: Attr, q: Attr, d: Attr, n: Attr, f: Attr) -> Equation:
+    """The same with a bias."""
+    scaled = conv_bias(x, mul(w, lit(f)), mul(b, lit(f)), s, p, q, d, n)
+    return to(mul(conv_bias(x, w, b, s, p, q, d, n), lit(f)), scaled)
 
 
 CUT = "each place of the result looks at a window of its own"

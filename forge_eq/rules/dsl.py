@@ -275,7 +275,7 @@ def rule(
             tolerance=tolerance,
             where=f"{code.co_filename}:{code.co_firstlineno}",
         )
-        ours = (fn.__module__ or "").startswith("forge_eq.rules.") and not fn.__module__.endswith(".rejected")
+        ours = (fn.__module__ or "").startswith("forge_eq.rules.") and ".rejected" not in fn.__module__
         return RuleSet(register(rules) if ours else rules)
 
     return make

@@ -16,6 +16,7 @@ from forge_eq.ops.composite import (
     linear_bias_act,
     rms_norm,
 )
+from forge_eq.ops.convolution import conv_bias
 from forge_eq.ops.elementwise import add
 from forge_eq.ops.linalg import linear, linear_bias
 from forge_eq.ops.movement import concat, project, split
@@ -113,3 +114,15 @@ def merge_three_biased(x: Var, u: Var, v: Var, w: Var, d: Var, e: Var, f: Var) -
     """The same with biases, as BERT has them."""
     a, b, c = _parts(linear_bias(x, concat(u, v, w, 0), concat(d, e, f, 0), True), x, u, v, w)
     return together((linear_bias(x, u, d, True), a), (linear_bias(x, v, e, True), b), (linear_bias(x, w, f, True), c))
+
+
+CHANNELS = "output channels of a convolution are independent"
+
+
+@rule("fusion", exact="real", source=CHANNELS, when=[weights("v", "w")])
+def merge_two_convs(x: Var, v: Var, w: Var, d: Var, e: Var, s: Attr, p: Attr, q: Attr, r: Attr) -> Equation:
+    """Branches that begin with convolutions of one kernel size on one value."""
+    whole = conv_bias(x, concat(v, w, 0), concat(d, e, 0), s, p, q, r, 1)
+    parts = split(whole, compute(_sizes, v, w), 1)
+    left, right = conv_bias(x, v, d, s, p, q, r, 1), conv_bias(x, w, e, s, p, q, r, 1)
+    return together((left, project(parts, 0)), (right, project(parts, 1)))

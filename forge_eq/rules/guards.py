@@ -23,6 +23,14 @@ def weights(*names: str) -> Guard:
     return Guard("weights", names, None, soundness=False)
 
 
+def in_part() -> Guard:
+    """The program reads only a part of what the left side's root reads: of a slice, that the rest is dead.
+
+    Elements that nothing reads are a fact of the captured program; asking for it keeps the e-graph small.
+    """
+    return Guard("in_part", (), None, soundness=False)
+
+
 def fact(name: str, fn: Callable[..., bool], *args: str, soundness: bool = True) -> Guard:
     """A guard from a function of types (tensor variables) and values (attribute variables)."""
     return Guard(name, args, fn, soundness)

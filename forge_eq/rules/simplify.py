@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from forge_eq.ops.elementwise import cast, eq, logical_not, where
+from forge_eq.ops.elementwise import cast, clamp, eq, logical_not, relu, where
 from forge_eq.ops.movement import (
     alias,
     broadcast_to,
@@ -171,3 +171,61 @@ def fill_is_where(c: Var, y: Var) -> Equation:
 def is_false(c: Var) -> Equation:
     """mask == 0."""
     return to(eq(c, False), logical_not(c))
+
+
+def _through(i: int, k: int, m: int, n: int, l: int) -> tuple[int, int]:  # noqa: E741
+    """Start and stop of elements m to n, every l-th, of elements that begin at i, every k-th."""
+    kept = len(range(m, n, l))
+    return i + m * k, i + m * k + ((kept - 1) * k * l + 1 if kept else 0)
+
+
+@rule("simplify", exact="bit", source=AXIOM)
+def slice_of_slice(x: Var, a: Attr, i: Attr, j: Attr, k: Attr, m: Attr, n: Attr, l: Attr) -> Equation:  # noqa: E741
+    """Two cuts along one axis are one."""
+    start, stop = (compute(fn, i, k, m, n, l) for fn in (lambda *v: _through(*v)[0], lambda *v: _through(*v)[1]))
+    once = slice_(x, a, start, stop, compute(lambda k, l: k * l, k, l))  # noqa: E741
+    return to(slice_(slice_(x, a, i, j, k), a, m, n, l), once)
+
+
+def _in_first(t: Any, a: int, j: int) -> bool:
+    return isinstance(t.shape[a], int) and j <= t.shape[a]
+
+
+@rule("simplify", exact="bit", source=AXIOM, when=[fact("is_in_first", _in_first, "x", "a", "j")])
+def slice_of_first(x: Var, y: Var, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
+    """A prefix of what was joined."""
+    return to(slice_(concat(x, y, a), a, i, j, k), slice_(x, a, i, j, k))
+
+
+def _after(t: Any, a: int, i: int) -> int | None:
+    return i - t.shape[a] if isinstance(t.shape[a], int) and i >= t.shape[a] else None
+
+
+@rule("simplify", exact="bit", source=AXIOM)
+def slice_of_second(x: Var, y: Var, a: Attr, i: Attr, j: Attr, k: Attr) -> Equation:
+    """A suffix of what was joined: the new row of a cache."""
+    return to(slice_(concat(x, y, a), a, i, j, k), slice_(y, a, compute(_after, x, a, i), compute(_after, x, a, j), k))
+
+
+def _least(low: Any) -> bool:
+    return isinstance(low, float) and low >= 0.0
+
+
+@rule("simplify", exact="real", source="max is associative", when=[fact("is_not_negative", _least, "l")])
+def clamp_of_relu(x: Var, l: Attr, h: Attr) -> Equation:  # noqa: E741
+    """A lower bound under another."""
+    return to(clamp(relu(x), l, h), clamp(x, l, h))
+
+
+def _above(low: Any, high: Any) -> bool:
+    return high is None or (isinstance(high, float) and high >= 0.0)
+
+
+def _at_least_zero(low: Any) -> float:
+    return max(0.0, low) if low is not None else 0.0
+
+
+@rule("simplify", exact="real", source="max is associative", when=[fact("is_not_negative", _above, "l", "h")])
+def relu_of_clamp(x: Var, l: Attr, h: Attr) -> Equation:  # noqa: E741
+    """The same the other way round."""
+    return to(relu(clamp(x, l, h)), clamp(x, compute(_at_least_zero, l), h))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from forge_eq.ops.composite import swiglu
+from forge_eq.ops.composite import layer_norm, rms_norm, swiglu
 from forge_eq.ops.elementwise import div, mul, rsqrt, sigmoid
 from forge_eq.ops.movement import reshape
 from forge_eq.ops.reduction import amax, mean, sum_
-from forge_eq.ops.spec import AttrVar, Op, Var, lit
+from forge_eq.ops.spec import AttrVar, Op, Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, build, register, rule, to
 from forge_eq.rules.guards import fact
 
@@ -86,6 +86,30 @@ def gain_after_scale(x: Var, w: Var, v: Var) -> Equation:
 def gain_beside_scale(x: Var, w: Var, v: Var) -> Equation:
     """A norm that multiplies scale and gain first."""
     return to(mul(x, mul(rsqrt(v), w)), mul(mul(x, rsqrt(v)), w))
+
+
+def _is_positive(s: Any) -> bool:
+    return isinstance(s, float) and 1e-3 <= s <= 1e3
+
+
+def _over_square(e: float, s: float) -> float:
+    return e / (s * s)
+
+
+SCALED = "a norm divides by the scale of its operand, epsilon by its square"
+POSITIVE = fact("is_positive", _is_positive, "s")
+
+
+@rule("statistics", exact="real", source=SCALED, when=[POSITIVE])
+def rms_norm_of_scaled(x: Var, w: Var, s: Attr, a: Attr, e: Attr) -> Equation:
+    """A scale before a norm goes into epsilon. A negative one would change the sign."""
+    return to(rms_norm(mul(x, lit(s)), w, a, e), rms_norm(x, w, a, compute(_over_square, e, s)))
+
+
+@rule("statistics", exact="real", source=SCALED, when=[POSITIVE])
+def layer_norm_of_scaled(x: Var, w: Var, b: Var, s: Attr, a: Attr, e: Attr) -> Equation:
+    """The same for layer norm."""
+    return to(layer_norm(mul(x, lit(s)), w, b, a, e), layer_norm(x, w, b, a, compute(_over_square, e, s)))
 
 
 # ------------------------------------------------------------------------------------------------ gates

@@ -21,7 +21,8 @@ VERDICTS = ("proved", "tested-only", "refused")
 HEADER = """\
 # Evidence for the default rules; written by `forge-eq verify --write`, not by hand.
 # rule, content hash, exactness, verdict, and what was done: types (instances that fire / that the e-graph's type
-# check keeps out), symbolic sizes, trials in float64 and in torch, instances proved by z3, guards found needed.
+# check keeps out), symbolic sizes, ranks that occur and instances with a size of 0, a size of 1 and different shapes,
+# trials in float64 and in torch, instances that agree in a prime field, instances proved by z3, guards found needed.
 """
 
 
@@ -37,6 +38,7 @@ class Evidence:
     idle: tuple[str, ...] = field(default=(), compare=False)
     reason: str = field(default="", compare=False)
     counterexample: Counterexample | None = field(default=None, compare=False)
+    seconds: float = field(default=0.0, compare=False)  # of the verification; 0 when it was read
 
     @property
     def accepted(self) -> bool:

@@ -168,7 +168,7 @@ class Trials:
 
 
 def refute(rule: Rule, bindings: list[Binding], *, trials: int = 50, seed: int = 0) -> Trials:
-    """About ``trials`` trials on each backend and regime, spread over the bindings; stops at a difference."""
+    """``trials`` trials on each backend and regime, at least one for each binding; stops at a difference."""
     rng = np.random.default_rng(random.Random(f"{rule.id} {seed}").getrandbits(64))
     found = Trials({"numeric": 0, "torch": 0})
     plan = [("numeric", "ordinary"), ("numeric", "masked"), ("numeric", "special"), ("torch", "ordinary")]
@@ -176,7 +176,7 @@ def refute(rule: Rule, bindings: list[Binding], *, trials: int = 50, seed: int =
         plan += [("numeric", "special"), ("torch", "special")]
     if not bindings:
         return found
-    for k in range(trials):
+    for k in range(max(trials, len(bindings))):
         binding = bindings[k % len(bindings)]
         for method, regime in plan:
             outcome = compare(rule, binding, values_of(binding, rng, regime), method)

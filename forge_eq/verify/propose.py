@@ -46,6 +46,7 @@ class Proposer:
         self.pool = rng.choice(SYMBOLIC if symbolic else POOLS)
         self.rank = rng.choice((0, 1, 2, 2, 3, 3, 4, 4))
         self.dtype = rng.choice(DTYPES)
+        self.plain = rng.random() < 0.3  # windows of one element, without padding
         self.odd = rng.choice(EXTREME_LITERALS)  # one for the attempt: two of a kind overflow together
 
     def size(self) -> Any:
@@ -68,6 +69,7 @@ class Proposer:
             base,
             base[at:],
             (last,),
+            (base[0],),
             (new, *base),
             (*base[:at], new, *base[at + 1 :]),
             (*base[:at], 1, *base[at + 1 :]),
@@ -77,6 +79,8 @@ class Proposer:
         ]
         if len(base) > 1:
             edits += [(*base[:-2], last, base[-2]), (*base[:-2], last, new), (*base[:-2], new, last), (last, base[-2])]
+        if len(base) > 2:
+            edits.append((new, base[1], *[1] * (len(base) - 2)))  # a kernel of one element
         return rng.choice(edits)
 
     def type(self, around: Sequence[TensorType]) -> TensorType:
@@ -119,7 +123,8 @@ class Proposer:
 
     def _ints(self, name: str, x: TensorType, shapes: list[Shape]) -> Shape:
         if name in WINDOWS:
-            return tuple(self.rng.choice(WINDOWS[name]) for _ in range(max(x.rank - 2, 1)))
+            wide = (WINDOWS[name][0],) if self.plain else WINDOWS[name]
+            return tuple(self.rng.choice(wide) for _ in range(max(x.rank - 2, 1)))
         makers = {"axes": self._axes, "perm": self._perm, "sizes": self._sizes}
         make = makers.get(name) or self.rng.choice(list(makers.values()))
         return self._shape(x, shapes) if name == "shape" else make(x)

@@ -9,17 +9,20 @@ Promises: deterministic for a rule id and seed. Not here: values of tensors (``n
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
 from forge_eq.ops.spec import App, AttrVar, Term, Var
 from forge_eq.rules.dsl import Rule
-from forge_eq.verify.interpret import Binding, Misplaced, Untyped, fires, holds, resolve, typed_call
+from forge_eq.verify.interpret import Binding, Misplaced, Untyped, fires, holds, infer, resolve, typed_call
 from forge_eq.verify.propose import Proposer
 
 KEPT_OUT = 4  # instances that a guard keeps out, to each that fires: few of them show what the guard is for
+LONGER = 20  # times the attempts for a rule that has not fired yet: some need many sizes to meet
 TRIES = 80  # candidates at one op before the attempt is given up
 
 
@@ -138,26 +141,62 @@ class Samples:
 
 
 def sample(rule: Rule, wanted: int, attempts: int, seed: int = 0) -> Samples:
-    """Distinct bindings: up to ``wanted`` of each kind, in at most ``attempts`` attempts.
+    """Distinct bindings: up to ``wanted`` of each kind, in at most ``attempts`` attempts, more until one fires.
 
-    Half of the attempts also draw extreme numbers (infinities, 1e200), which some guards exist to keep out.
+    Half of the attempts also draw extreme numbers (infinities, 1e200), which some guards exist to keep out. To these
+    come, up to half as many again, bindings that fire with one of their sizes made 0 or 1.
     """
     rng = random.Random(f"{rule.id} {seed}")
-    found, seen = Samples(), set()
-    while found.attempts < attempts and not found.enough(rule, wanted):
+    found, seen = Samples(), set[str]()
+    while found.attempts < (attempts if found.fired else LONGER * attempts) and not found.enough(rule, wanted):
         found.attempts += 1
         binding = attempt(rule, rng, extreme=found.attempts % 2 == 0)
-        if binding is None or (key := str(binding)) in seen:
-            continue
-        seen.add(key)
-        failing = [i for i, g in enumerate(rule.guards) if not holds(g, binding)]
-        if len(failing) == 1:
-            kept = found.unguarded.setdefault(failing[0], [])
-            if len(kept) < KEPT_OUT * wanted:
-                kept.append(binding)
-        elif not failing:
-            _file(rule, binding, found, wanted)
+        if binding is not None:
+            _enter(rule, binding, found, seen, wanted)
+    for binding in found.fired[:wanted]:
+        for made in _degenerate(binding):
+            if _typed(rule, made):
+                _enter(rule, made, found, seen, wanted + wanted // 2)
     return found
+
+
+def _enter(rule: Rule, binding: Binding, found: Samples, seen: set[str], wanted: int) -> None:
+    """Files a new binding under what the guards say."""
+    if (key := str(binding)) in seen:
+        return
+    seen.add(key)
+    failing = [i for i, g in enumerate(rule.guards) if not holds(g, binding)]
+    if len(failing) == 1:
+        kept = found.unguarded.setdefault(failing[0], [])
+        if len(kept) < KEPT_OUT * wanted:
+            kept.append(binding)
+    elif not failing:
+        _file(rule, binding, found, wanted)
+
+
+def _typed(rule: Rule, binding: Binding) -> bool:
+    try:
+        return all(infer(left, binding) is not None for left, _ in rule.pairs)
+    except Untyped:
+        return False
+
+
+def _degenerate(binding: Binding) -> Iterator[Binding]:
+    """The binding with one size, wherever it occurs, made 0 or 1."""
+    tensors = [t for t in binding.types.values() if isinstance(t, TensorType)]
+    for old, new in itertools.product(sorted({d for t in tensors for d in t.shape if isinstance(d, int)}), (0, 1)):
+        if old != new:
+            types = {n: _resized(t, old, new) for n, t in binding.types.items()}
+            attrs = {n: _with(v, old, new) if isinstance(v, tuple) else v for n, v in binding.attrs.items()}
+            yield Binding(types, attrs, binding.scalars)
+
+
+def _with(sizes: Any, old: int, new: int) -> tuple[Any, ...]:
+    return tuple(new if type(d) is int and d == old else d for d in sizes)
+
+
+def _resized(kind: Type, old: int, new: int) -> Type:
+    return TensorType(kind.dtype, _with(kind.shape, old, new)) if isinstance(kind, TensorType) else kind
 
 
 def _file(rule: Rule, binding: Binding, found: Samples, wanted: int) -> None:
