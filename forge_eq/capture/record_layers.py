@@ -1,0 +1,343 @@
+"""Layer templates: of layers that are alike, one is traced and the others are written down as repeats of it.
+
+Takes the module of a recording. Gives wrapped ``forward`` functions on the children of its containers. Promises: a
+repeat stands only for a layer whose class, settings, tensors' types, arguments and ties are those of the traced one;
+the second layer of each group and the last are traced as well and compared, call by call; anything else, and any layer
+that returns or takes what is not a tensor, a tuple or a plain value, is traced in full. A number by which layers differ
+(their index) is replaced by one that tells when it is used. A last layer that differs raises Unlike.
+Not here: Python state outside the layers (``capture.record_state``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from forge_eq.capture.record_mode import DENSE, META, Recorder
+from forge_eq.capture.tape import Body, Call, Repeat, Unlike, same_constant, unlike
+
+LEAST = 4  # layers of a group: three are traced
+_PLAIN = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.Size)
+_OWN = frozenset({"_parameters", "_buffers", "_modules", "training"})
+
+
+# ------------------------------------------------------------------------------------ which layers are alike
+
+
+class Watched:
+    """A number that tells when anything depends on it. No int itself: C code would read its value unseen."""
+
+    def __init__(self, value: int, used: list[str]) -> None:
+        self.__dict__["_watched"] = (value, used)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int
+
+
+def _watching(name: str) -> Callable[..., Any]:
+    function = getattr(int, name)
+
+    def method(self: Any, *args: Any) -> Any:
+        value, used = self.__dict__["_watched"]
+        used.append(name)
+        return function(value, *[a.__dict__["_watched"][0] if type(a) is Watched else a for a in args])
+
+    return method
+
+
+for _name in dir(int):
+    if callable(getattr(int, _name)) and _name not in (
+        "__class__ __new__ __init__ __init_subclass__ __subclasshook__ __getattribute__ __setattr__ __delattr__ __dir__"
+    ).split():
+        setattr(Watched, _name, _watching(_name))
+
+
+def _fingerprint(layer: torch.nn.Module) -> tuple[Any, list[tuple[str, str]]]:
+    """(what must be equal in two layers that are alike, the plain numbers in them: (module, attribute))."""
+    key: list[Any] = []
+    numbers: list[tuple[str, str]] = []
+    ties: dict[int, int] = {}
+    for path, part in layer.named_modules(remove_duplicate=False):
+        key.append((path, type(part), part.training))
+        for kind, tensors in (("p", part._parameters), ("b", part._buffers)):
+            for name, t in tensors.items():
+                key.append((kind, name, None if t is None else (*_type(t), ties.setdefault(id(t), len(ties)))))
+        for name, value in part.__dict__.items():
+            if name in _OWN:
+                continue
+            if type(value) is int:
+                numbers.append((path, name))
+                key.append((name, int))
+            else:
+                key.append((name, _setting(value)))
+    return tuple(key), numbers
+
+
+def _type(t: torch.Tensor) -> tuple[Any, ...]:
+    return type(t), tuple(t.shape), t.dtype, t.stride(), t.requires_grad
+
+
+def _setting(value: Any) -> Any:
+    """A setting by its value where that says all, else by identity."""
+    kind = type(value)
+    if kind in (float, complex):
+        return kind, repr(value)
+    if kind in _PLAIN:
+        return kind, value
+    if kind in (tuple, list):
+        return kind, tuple(_setting(v) for v in value)
+    if kind in (dict, set) or kind.__name__ == "OrderedDict":
+        return (kind, "empty") if not value else (kind, id(value))
+    return kind, id(value)
+
+
+@dataclass
+class _Group:
+    """Layers that are alike; ``templates`` are what was traced, by the form of the call."""
+
+    last: torch.nn.Module
+    used: list[str]  # uses of a watched number
+    templates: dict[Any, _Template] = field(default_factory=dict)
+
+
+@dataclass
+class _Template:
+    body: Body | None  # None: no template, trace in full
+    outputs: Any = None
+    compared: bool = False  # with a second layer
+    open: bool = False  # repeats stand on the tape that no comparison followed
+
+
+class Layers:
+    """The wrappers on one module; ``with`` installs and removes them."""
+
+    def __init__(self, module: torch.nn.Module, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.groups: list[_Group] = []
+        self._undo: list[Callable[[], None]] = []
+        for layers, numbers in _groups(module):
+            self._install(layers, numbers)
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def check(self) -> None:
+        """Raises Unlike where repeats are not enclosed by layers that were compared."""
+        for group in self.groups:
+            if any(t.open for t in group.templates.values()):
+                raise Unlike("the last layer of a group was not called like the ones before it")
+
+    @property
+    def repeats(self) -> int:
+        return sum(type(i) is Repeat for i in self.recorder.tape)
+
+    def _install(self, layers: list[torch.nn.Module], numbers: list[tuple[str, str]]) -> None:
+        group = _Group(layers[-1], [])
+        self.groups.append(group)
+        parts = [dict(layer.named_modules(remove_duplicate=False)) for layer in layers]
+        for path, name in numbers:
+            if len({p[path].__dict__[name] for p in parts}) > 1:
+                for part in parts:
+                    self._watch(part[path], name, group.used)
+        for layer in layers:
+            layer.__dict__["forward"] = _Forward(layer, layer.forward, group, self.recorder)
+            self._undo.append(lambda d=layer.__dict__: d.pop("forward"))  # type: ignore[misc]
+
+    def _watch(self, part: torch.nn.Module, name: str, used: list[str]) -> None:
+        value = part.__dict__[name]
+        if type(value) is int:  # a part that layers share is met more than once
+            part.__dict__[name] = Watched(value, used)
+            self._undo.append(lambda: part.__dict__.__setitem__(name, value))
+
+
+def _groups(module: torch.nn.Module) -> Iterator[tuple[list[torch.nn.Module], list[tuple[str, str]]]]:
+    """The groups of like children, outermost containers first; nothing inside a grouped layer is grouped again."""
+    if torch.nn.modules.module._has_any_global_hook():
+        return
+    inside: set[int] = set()
+    for holder in module.modules():
+        if id(holder) in inside or not isinstance(holder, torch.nn.ModuleList | torch.nn.Sequential):
+            continue
+        alike: dict[Any, tuple[list[torch.nn.Module], list[tuple[str, str]]]] = {}
+        for child in holder.children():
+            key, numbers = _fingerprint(child)
+            if "forward" not in child.__dict__ and any(True for _ in child.children()):
+                alike.setdefault(key, ([], numbers))[0].append(child)
+        for layers, numbers in alike.values():
+            if len(layers) >= LEAST and not any(id(m) in inside for layer in layers for m in layer.modules()):
+                inside.update(id(m) for layer in layers for m in layer.modules())
+                yield layers, numbers
+
+
+# ------------------------------------------------------------------------------------ calls
+
+
+class _Opaque(Exception):
+    """An argument or result that may hold more than it shows."""
+
+
+class _Forward:
+    """Stands for a layer's ``forward`` during the recording."""
+
+    def __init__(self, layer: torch.nn.Module, original: Callable[..., Any], group: _Group, recorder: Recorder) -> None:
+        self.layer, self.original, self.group, self.recorder = layer, original, group, recorder
+        self.prefix = recorder.paths[id(layer)]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves: list[torch.Tensor] = []
+        try:
+            form = [_form(a, leaves) for a in args], [(k, _form(v, leaves)) for k, v in kwargs.items()]
+        except _Opaque:
+            return self.original(*args, **kwargs)
+        reads = [self.recorder.call_of(t) for t in leaves]
+        reads += [self.recorder.call_of(t) for t in _tensors(self.layer)]
+        first: dict[Call, int] = {}
+        ties = tuple(first.setdefault(c, k) for k, c in enumerate(reads))
+        key = repr((form, ties, torch.is_grad_enabled(), torch.get_default_dtype()))
+        found = self.group.templates.get(key)
+        if found is not None and found.body is None:
+            return self.original(*args, **kwargs)
+        if found is not None and found.compared and self.layer is not self.group.last:
+            return self.repeat(found, leaves, tuple(reads))
+        out, body = self.traced(args, kwargs, tuple(reads))
+        if found is None:
+            self.group.templates[key] = self.template(out, body, leaves)
+        else:
+            self.compare(found, out, body, leaves)
+        return out
+
+    def traced(self, args: Any, kwargs: Any, reads: tuple[Call, ...]) -> tuple[Any, Body | None]:
+        """The layer's result and its calls; None when they cannot be a template."""
+        del self.group.used[:]
+        start, recorder = len(self.recorder.tape), self.recorder
+        out = self.original(*args, **kwargs)
+        calls = recorder.tape[start:]
+        if self.group.used or any(type(c) is not Call for c in calls):
+            return out, None
+        body = Body(tuple(c for c in calls if type(c) is Call), reads, self.prefix)
+        inner = {*body.calls, *reads}
+        closed = all(r in inner or r.constant is not None for c in body.calls for r in _reads(c))
+        return out, body if closed else None
+
+    def template(self, out: Any, body: Body | None, leaves: Sequence[torch.Tensor]) -> _Template:
+        if body is None:
+            return _Template(None)
+        try:
+            return _Template(body, self.outputs(out, body, leaves))
+        except _Opaque:
+            return _Template(None)
+
+    def compare(self, template: _Template, out: Any, body: Body | None, leaves: Sequence[torch.Tensor]) -> None:
+        """Keeps the template when this layer computes as it says."""
+        assert template.body is not None
+        why = "it uses its own number or reads from elsewhere"
+        if body is not None:
+            why, pairs = unlike(template.body, body)
+            try:
+                if not why and not _match(template.outputs, self.outputs(out, body, leaves), pairs):
+                    why = "it returns something else"
+            except _Opaque:
+                why = "it returns something else"
+        if not why:
+            template.compared, template.open = True, False
+        elif template.open:
+            raise Unlike(f"{self.prefix} does not compute as {template.body.prefix}: {why}")
+        else:
+            template.body = None
+
+    def outputs(self, out: Any, body: Body, leaves: Sequence[torch.Tensor]) -> Any:
+        """The result as a tree of argument numbers, (call, value) and plain values."""
+        if isinstance(out, torch.Tensor):
+            for k, leaf in enumerate(leaves):
+                if leaf is out:
+                    return ("argument", k)
+            call = self.recorder.call_of(out)
+            if call in body.reads:
+                return ("read", body.reads.index(call))
+            call.users.append(self)  # it is read, whoever may do so
+            return ("call", call, out)
+        if type(out) is tuple:
+            return ("tuple", tuple(self.outputs(v, body, leaves) for v in out))
+        if type(out) in _PLAIN:
+            return ("plain", type(out), out)
+        raise _Opaque
+
+    def repeat(self, template: _Template, leaves: Sequence[torch.Tensor], reads: tuple[Call, ...]) -> Any:
+        assert template.body is not None
+        results: dict[Call, tuple[Call, torch.Tensor]] = {}
+        out = self.stamped(template.outputs, leaves, reads, results)
+        pairs = tuple((made, token) for made, (token, _) in results.items())
+        self.recorder.tape.append(Repeat(template.body, reads, pairs, self.prefix))
+        for call in reads:
+            call.users.append(self)
+        template.open = True
+        return out
+
+    def stamped(self, tree: Any, leaves: Sequence[torch.Tensor], reads: Sequence[Call], results: dict[Any, Any]) -> Any:
+        if tree[0] == "argument":
+            return leaves[tree[1]]
+        if tree[0] == "plain":
+            return tree[2]
+        if tree[0] == "tuple":
+            return tuple(self.stamped(t, leaves, reads, results) for t in tree[1])
+        if tree[0] == "read":
+            return self.fresh(reads[tree[1]].meta["val"], reads[tree[1]])
+        _, call, value = tree
+        if call not in results:
+            token = Call(None, (), {}, value)
+            results[call] = token, self.fresh(value, token)
+        return results[call][1]
+
+    def fresh(self, value: torch.Tensor, call: Call) -> torch.Tensor:
+        self.recorder.paused = True
+        try:
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+        finally:
+            self.recorder.paused = False
+        self.recorder.bind(made, call)
+        return made
+
+
+def _match(a: Any, b: Any, pairs: dict[Call, Call]) -> bool:
+    if a[0] != b[0]:
+        return False
+    if a[0] == "call":
+        return pairs[a[1]] is b[1] if a[1] in pairs else same_constant(a[1], b[1])
+    if a[0] == "tuple":
+        return len(a[1]) == len(b[1]) and all(_match(x, y, pairs) for x, y in zip(a[1], b[1], strict=True))
+    return repr(a) == repr(b)
+
+
+def _reads(call: Call) -> list[Call]:
+    from forge_eq.capture.tape import inputs_of
+
+    return inputs_of(call)
+
+
+def _form(value: Any, leaves: list[torch.Tensor]) -> Any:
+    """An argument without its tensors' identities; those are appended to ``leaves``. Raises _Opaque."""
+    kind = type(value)
+    if kind in DENSE:
+        leaves.append(value)
+        return "tensor", tuple(value.shape), value.dtype, value.stride(), value.requires_grad
+    if kind in _PLAIN:
+        return kind.__name__, value
+    if kind is tuple:
+        return "tuple", [_form(v, leaves) for v in value]
+    raise _Opaque
+
+
+def _tensors(layer: torch.nn.Module) -> list[torch.Tensor]:
+    """The layer's parameters and buffers, each place once."""
+    return [
+        t
+        for part in layer.modules()
+        for tensors in (part._parameters, part._buffers)
+        for t in tensors.values()
+        if t is not None
+    ]

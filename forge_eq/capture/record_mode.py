@@ -1,0 +1,312 @@
+"""The recorder: every ATen call of a forward pass on tensors without data, as it stands before decomposition.
+
+Takes stand-ins on the meta device for a module's tensors and inputs. Gives a tape. Promises: a value is written down
+only when it is known which call or leaf made it, and a call only when it is a pure function of its operands; all else
+raises Refused. Code that asks a stand-in for its device is told the real one. Not here: which module is run how
+(``capture.record``), layers (``capture.record_layers``).
+
+The mode stands on the PreDispatch key, where an op is seen whole; that slot takes three classes of mode, so ours is
+one of these. Ops themselves run with the Python dispatcher off, in torch's C++ kernels for the meta device.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forge_eq.capture import targets
+from forge_eq.capture.tape import Call, Item, Refused, inputs_of
+from forge_eq.ir.graph import NOWHERE, Origin
+
+META = torch.device("meta")
+DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+_TORCH_HOME = torch.__file__.rpartition("/")[0]
+_OWN_HOME = __file__.rpartition("/")[0]
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
+
+
+class Recorder:
+    """Writes the tape. ``device`` is where the module really is."""
+
+    def __init__(self, device: torch.device, paths: dict[int, str]) -> None:
+        self.device, self.paths = device, paths
+        self.tape: list[Item] = []
+        self.refusal: Refused | None = None  # also when the user's code caught it
+        self.paused = False
+        self._calls: dict[int, Call] = {}  # id of a tensor -> what made it
+        self._alive: list[Any] = []  # so that no id is used twice
+        self._made: dict[int, tuple[Call, torch.Tensor]] = {}  # storage of a factory's result
+        self._origins: dict[tuple[str, str], Origin] = {}
+        self.constants: list[Call] = []
+
+    def refuse(self, reason: str) -> Refused:
+        if self.refusal is None:
+            self.refusal = Refused(reason)
+        return self.refusal
+
+    # ------------------------------------------------------------------------------ which call made a tensor
+
+    def bind(self, value: torch.Tensor, call: Call) -> None:
+        self._calls[id(value)] = call
+        self._alive.append(value)
+
+    def call_of(self, value: torch.Tensor) -> Call:
+        """What made the tensor; a tensor with data that the program found somewhere is a constant."""
+        found = self._calls.get(id(value))
+        if found is not None:
+            return found
+        if type(value) not in DENSE:
+            raise self.refuse(f"a tensor of class {type(value).__name__}")
+        with torch._C.DisableTorchFunction():
+            if not value.is_meta:
+                return self.constant(value)
+            made = self._made.get(value.untyped_storage()._cdata)  # C++ wraps what a factory returns once more
+        if made is None or geometry(made[1]) != geometry(value):
+            raise self.refuse("a tensor that no recorded call made")
+        self.bind(value, made[0])
+        return made[0]
+
+    def constant(self, value: torch.Tensor) -> Call:
+        if value.device != self.device or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            raise self.refuse(f"a constant on {value.device} in {value.layout} layout")
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise self.refuse("a tensor inside a function transform")
+        call = Call(None, (), {}, stand_in(value), name=f"lifted_tensor_{len(self.constants)}")
+        call.constant = value
+        self.constants.append(call)
+        self.bind(value, call)
+        self._alive.append(call)
+        return call
+
+    # ------------------------------------------------------------------------------ one call
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Records a call and gives its result on the meta device."""
+        if self.paused:
+            return _execute(func, args, kwargs)
+        facts = _facts(func)
+        if facts.refusal:
+            raise self.refuse(f"{func}: {facts.refusal}")
+        if torch._C._is_any_autocast_enabled():
+            raise self.refuse("autocast is on, which changes the calls below the recorder")
+        if func in _LIFTS:
+            return self.lift(args[0])
+        if func is torch.ops.aten.index.Tensor and any(_is_mask(i) for i in args[1]):
+            raise self.refuse(f"{func}: a mask as an index, the result's size depends on values")
+        written = self.written(args), {k: self.written(v) for k, v in kwargs.items()}
+        if targets.has_effect(func, *written):
+            raise self.refuse(f"{func} draws random numbers, checks or writes something")
+        arguments = tuple([self.runnable(a) for a in args])
+        named = {k: self.runnable(v) for k, v in kwargs.items()} if kwargs else {}
+        if facts.takes_device and "device" not in named and facts.factory:
+            named["device"] = META
+        out = _execute(func, arguments, named)
+        self.record(func, written[0], written[1], out, facts)
+        return out
+
+    def record(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, facts: _Facts) -> None:
+        call = self.append(Call(func, args, kwargs, out, self.origin(), func._opname))
+        if isinstance(out, torch.Tensor):
+            self.result(out, call, facts.rewrapped)
+            return
+        for index, part in enumerate(out):
+            if isinstance(part, torch.Tensor):
+                self.result(part, self.append(Call(operator.getitem, (call, index), {}, part, call.meta["origin"])), False)
+
+    def result(self, out: torch.Tensor, call: Call, rewrapped: bool) -> None:
+        if not out.is_meta:
+            raise self.refuse(f"{call.target} computed on {out.device}")
+        self.bind(out, call)
+        if rewrapped:
+            self._made[out.untyped_storage()._cdata] = call, out
+
+    def append(self, call: Call) -> Call:
+        self.tape.append(call)
+        for used in inputs_of(call):
+            used.users.append(call)
+        return call
+
+    def lift(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor made from Python numbers becomes a constant."""
+        if id(value) not in self._calls and value.is_meta and self.device.type != "meta":
+            raise self.refuse("a tensor made from numbers lost them")
+        call = self._calls.get(id(value)) or self.constant(value)
+        found: torch.Tensor = call.meta["val"]
+        self.bind(found, call)
+        return found
+
+    # ------------------------------------------------------------------------------ arguments
+
+    def written(self, value: Any) -> Any:
+        """An argument for the tape: tensors as calls, the stand-ins' device as the real one."""
+        if isinstance(value, torch.Tensor):
+            return self.call_of(value)
+        kind = type(value)
+        if kind is list:
+            return [self.written(v) for v in value]
+        if kind is tuple:
+            return tuple([self.written(v) for v in value])
+        if kind is torch.device:
+            if value.type not in (self.device.type, "meta"):
+                raise self.refuse(f"a value on {value}, the module is on {self.device}")
+            return self.device if value.type == "meta" else value
+        return value
+
+    def runnable(self, value: Any) -> Any:
+        """An argument for the kernel: everything on the meta device."""
+        if isinstance(value, torch.Tensor):
+            return value if value.is_meta else self.call_of(value).meta["val"]
+        kind = type(value)
+        if kind is list or kind is tuple:
+            return kind(self.runnable(v) for v in value)
+        return META if kind is torch.device else value
+
+    def origin(self) -> Origin:
+        """The innermost line outside torch, and the innermost module that is being called."""
+        source, module, frame = "", "", sys._getframe(3)
+        while frame is not None and not (source and module):
+            code = frame.f_code
+            if code is _MODULE_CALL:
+                module = module or self.paths.get(id(frame.f_locals["self"]), "")
+            elif not source and not code.co_filename.startswith((_TORCH_HOME, _OWN_HOME)):
+                source = f"{code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return self.place(source, module)
+
+    def place(self, source: str, module: str) -> Origin:
+        if not source and not module:
+            return NOWHERE
+        return self._origins.setdefault((source, module), Origin(source, module))
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def geometry(value: torch.Tensor) -> tuple[Any, ...]:
+    """What two views of one storage must share to be one value."""
+    return tuple(value.shape), value.dtype, value.stride(), value.storage_offset()
+
+
+def stand_in(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same type and strides without data."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+
+
+def _execute(func: Any, args: Any, kwargs: Any) -> Any:
+    guard = torch._C._DisablePythonDispatcher()
+    try:
+        return func(*args, **kwargs)
+    finally:
+        del guard
+
+
+# ------------------------------------------------------------------------------------ what is known of an op
+
+
+class _Facts:
+    """Facts of an op that do not depend on its arguments; ``refusal`` says why it cannot be recorded."""
+
+    __slots__ = ("factory", "refusal", "rewrapped", "takes_device")
+
+    def __init__(self, func: Any) -> None:
+        self.refusal, self.takes_device, self.factory, self.rewrapped = _refusal(func), False, False, False
+        if self.refusal:
+            return
+        schema = func._schema
+        self.takes_device = any(a.name == "device" for a in schema.arguments)
+        self.factory = not any("Tensor" in str(a.type) for a in schema.arguments)
+        self.rewrapped = self.factory or func._opname.endswith("_like") or func._opname.startswith("new_")
+
+
+@lru_cache(maxsize=4096)
+def _facts(func: Any) -> _Facts:
+    return _Facts(func)
+
+
+def _sized(func: Any) -> set[torch.Tag]:
+    """Indexing has a size of its own but for masks, and those the recorder looks for."""
+    return {torch.Tag.dynamic_output_shape} if func is torch.ops.aten.index.Tensor else set()
+
+
+def _refusal(func: Any) -> str:
+    if not isinstance(func, OpOverload):
+        return "is not a plain operator"
+    schema = func._schema
+    if schema.is_mutable:
+        return "writes into a tensor"
+    if not schema.returns or any(str(r.type) not in ("Tensor", "List[Tensor]") for r in schema.returns):
+        return "gives Python a number that depends on tensors"
+    if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags) - _sized(func):
+        return "its result or the size of it depends on values"
+    if targets.depends_on_storage(str(func)):
+        return "depends on how a value is stored"
+    return ""
+
+
+# ------------------------------------------------------------------------------------ modes
+
+
+class DispatchMode(SchemaCheckMode):  # type: ignore[misc]
+    """Sees each operator before torch takes it apart."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.recorder.run(func, args, kwargs or {})
+
+
+_T = torch.Tensor
+_DEVICES = ("cpu", "cuda", "meta", "xpu", "mps", "xla", "hpu", "mtia", "ipu", "maia", "vulkan")
+_HIDDEN: dict[Any, str] = {  # questions about the device -> the kind of device that is asked for
+    getattr(_T, f"is_{d}").__get__: d for d in _DEVICES if hasattr(_T, f"is_{d}")
+}
+_DEVICE = _T.device.__get__  # type: ignore[attr-defined]
+# A stand-in has no data and no place: what asks for either has no honest answer.
+_NO_ANSWER: dict[Any, str] = {
+    **{
+        getattr(_T, n): n
+        for n in (
+            "__array__ __bool__ __contains__ __deepcopy__ __dlpack__ __dlpack_device__ __float__ __format__ __index__"
+            " __int__ __complex__ __reduce_ex__ __repr__ __setstate__ __str__ backward data_ptr get_device"
+            " is_pinned is_set_to is_shared item numpy register_hook requires_grad_ share_memory_ storage tolist type"
+            " untyped_storage"
+        ).split()
+        if hasattr(_T, n)
+    },
+    **{getattr(_T, n).__get__: n for n in ("data", "grad", "_version")},
+    **{getattr(_T, n).__set__: n for n in ("data", "grad", "requires_grad")},
+}
+
+
+class FunctionMode(TorchFunctionMode):
+    """Answers questions about a stand-in as the tensor that it stands for would."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        recorder = self.recorder
+        if not recorder.paused:
+            if func == _DEVICE:
+                return recorder.device
+            if func in _HIDDEN:
+                return recorder.device.type == _HIDDEN[func]
+            if func in _NO_ANSWER and not (func is _T.type and len(args) > 1):  # type(dtype) is a cast
+                raise recorder.refuse(f"Tensor.{_NO_ANSWER[func]} asks for a value or a place in memory")
+            device = kwargs.get("device") if kwargs else None
+            if device is not None and torch.device(device).type not in (recorder.device.type,):
+                raise recorder.refuse(f"a value on {device}, the module is on {recorder.device}")
+        return func(*args, **(kwargs or {}))
