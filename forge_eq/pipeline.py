@@ -28,6 +28,7 @@ class Job:
     forms: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
+    answers: Any = None  # run.differential.Answers of the captured program, where it was compared with the module
 
     def __getitem__(self, stage: str) -> Any:
         if stage not in self.forms:
@@ -70,10 +71,34 @@ class Stage:
 
 
 def _capture(job: Job) -> Any:
-    from forge_eq.capture import capture
+    """The recorder's graph stands only after it gave the module's own values; else torch.export's does."""
+    from forge_eq.capture.export import captured
 
     module, args, kwargs, dynamic = job.source
-    return capture(module, args, kwargs, dynamic)
+    options = job.options
+    how = "export" if options.capture == "auto" and options.verify == "off" else options.capture
+    found = captured(module, args, kwargs, dynamic, how)
+    job.remarks += found.remarks
+    if not found.recorded:
+        return found.graph
+    start = time.perf_counter()
+    wrong = _differs(job, found.graph)
+    job.seconds["confirm"] = time.perf_counter() - start
+    if not wrong:
+        return found.graph
+    job.remarks.append(Remark("failed", "capture", found.graph.name, f"the recording {wrong}; torch.export is used"))
+    return captured(module, args, kwargs, dynamic, "export").graph
+
+
+def _differs(job: Job, graph: Any) -> str:
+    """How a recorded graph's values differ from the module's; empty when they do not, or none can be computed."""
+    from forge_eq.run.confirm import confirm
+
+    module, args, kwargs, _ = job.source
+    found = confirm(graph, module, args, kwargs or {}, job.options.verify)
+    job.answers = found.answers
+    job.remarks += found.remarks
+    return found.reason
 
 
 def _saturate(job: Job) -> Any:
@@ -155,9 +180,10 @@ def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = 
                     on_stage(stage.name)
                 if stage is not STAGES[0]:
                     held.enter_context(collector_held())
-                start = time.perf_counter()
+                start, inner = time.perf_counter(), sum(job.seconds.values())
                 job.forms[stage.name] = stage.run(job)
-                job.seconds[stage.name] = time.perf_counter() - start
+                inner = sum(job.seconds.values()) - inner  # what the stage books under another name
+                job.seconds[stage.name] = time.perf_counter() - start - inner
             if reparse:
                 stage.reparse(job)
             if job.options.check and stage.check is not None:

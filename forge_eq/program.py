@@ -170,13 +170,9 @@ def specialise(
     kwargs: Mapping[str, Any] | None,
     options: Options,
     on_stage: Progress | None = None,
-    captured: Graph | None = None,
 ) -> Specialised:
     """The pipeline for concrete shapes, from capture to a guarded executable."""
-    job = make_job(module, args, kwargs, None, options)
-    if captured is not None:
-        job.forms["capture"] = captured
-    return finish(job, args, kwargs, on_stage)
+    return finish(make_job(module, args, kwargs, None, options), args, kwargs, on_stage)
 
 
 def finish(
@@ -212,7 +208,7 @@ def _build(job: Job, examples: list[Any] | None) -> Executable:
     found = guard(
         program,
         job.target,
-        lambda inputs: run_graph(captured, inputs),
+        job.answers or (lambda inputs: run_graph(captured, inputs)),
         examples,
         wide=in_float64(captured),
         threads=job.options.threads,
@@ -249,9 +245,7 @@ def compile(
     captured: Graph = run(job, "capture", on_stage)["capture"]
     program = CompiledProgram(captured, chosen, None if isinstance(module, Graph) else _callable(module), None)
     if not program.dynamic:
-        first = specialise(module, example_inputs, example_kwargs, chosen, on_stage, captured)
-        first.job.seconds = {**job.seconds, **first.job.seconds}
-        return CompiledProgram(captured, chosen, None, first)
+        return CompiledProgram(captured, chosen, None, finish(job, example_inputs, example_kwargs, on_stage))
     if example_inputs or example_kwargs:
         program._specialise(example_inputs, example_kwargs or {}, program._check(example_inputs, example_kwargs or {}))
     return program

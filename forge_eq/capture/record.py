@@ -92,7 +92,7 @@ def record(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
 def _run(module: torch.nn.Module, recorder: Recorder, args: Any, kwargs: Any) -> Any:
     try:
-        with _exporting(), FunctionMode(recorder), enable_python_dispatcher(), DispatchMode(recorder):
+        with exporting(), FunctionMode(recorder), enable_python_dispatcher(), DispatchMode(recorder):
             out = module(*args, **kwargs)
     except Refused:
         raise
@@ -105,7 +105,7 @@ def _run(module: torch.nn.Module, recorder: Recorder, args: Any, kwargs: Any) ->
 
 
 @contextlib.contextmanager
-def _exporting() -> Iterator[None]:
+def exporting() -> Iterator[None]:
     """torch's own flags for a trace: models avoid looking at values where they see them."""
     flags: Any = torch.compiler
     before = flags._is_compiling_flag, flags._is_exporting_flag

@@ -129,7 +129,8 @@ class _RecordingImport:
             origin = self._moved(node.origin, body.prefix, repeat.prefix)
             ids[old] = builder.add(node.op, inputs, node.attrs, node.type, origin)
         for made, token in repeat.results:
-            self.values[token] = Ref(self._inner(ids, self._ref(made).id, start))
+            if token.users:  # else nobody asks for it, and the body may not have it
+                self.values[token] = Ref(self._inner(ids, self._ref(made).id, start))
 
     def _inner(self, ids: dict[int, int], old: int, start: int) -> int:
         found = ids.get(old)
@@ -147,10 +148,9 @@ class _RecordingImport:
     def _operands(self, repeat: Repeat) -> dict[int, int]:
         """Node of the body's operand -> node of the repeat's. Raises Unlike where the pairing is not one to one."""
         ids: dict[int, int] = {}
+        left = {*repeat.body.used, *(made for made, _ in repeat.results)}
         for mine, other in zip(repeat.body.reads, repeat.reads, strict=True):
-            if mine not in self.values or other not in self.values:
-                if mine in self.values or other in self.values:
-                    raise Unlike("a weight that only some layers read")
+            if mine not in left:
                 continue
             a, b = self._ref(mine), self._ref(other)
             if self.importer.number(a) != self.importer.number(b):

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from forge_eq.capture.record_mode import DENSE, META, Recorder
-from forge_eq.capture.tape import Body, Call, Repeat, Unlike, same_constant, unlike
+from forge_eq.capture.record_mode import DENSE, Recorder
+from forge_eq.capture.tape import Body, Call, Repeat, Unlike, inputs_of, unlike
 
 LEAST = 4  # layers of a group: three are traced
 _PLAIN = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.Size)
@@ -50,9 +50,13 @@ def _watching(name: str) -> Callable[..., Any]:
 
 
 for _name in dir(int):
-    if callable(getattr(int, _name)) and _name not in (
-        "__class__ __new__ __init__ __init_subclass__ __subclasshook__ __getattribute__ __setattr__ __delattr__ __dir__"
-    ).split():
+    if (
+        callable(getattr(int, _name))
+        and _name
+        not in (
+            "__class__ __new__ __init__ __init_subclass__ __subclasshook__ __getattribute__ __setattr__ __delattr__ __dir__"
+        ).split()
+    ):
         setattr(Watched, _name, _watching(_name))
 
 
@@ -219,10 +223,10 @@ class _Forward:
         calls = recorder.tape[start:]
         if self.group.used or any(type(c) is not Call for c in calls):
             return out, None
-        body = Body(tuple(c for c in calls if type(c) is Call), reads, self.prefix)
-        inner = {*body.calls, *reads}
-        closed = all(r in inner or r.constant is not None for c in body.calls for r in _reads(c))
-        return out, body if closed else None
+        own = tuple(c for c in calls if type(c) is Call)
+        used = frozenset(r for c in own for r in inputs_of(c)) - set(own)
+        closed = all(r.constant is not None for r in used.difference(reads))
+        return out, Body(own, reads, used, self.prefix) if closed else None
 
     def template(self, out: Any, body: Body | None, leaves: Sequence[torch.Tensor]) -> _Template:
         if body is None:
@@ -237,7 +241,8 @@ class _Forward:
         assert template.body is not None
         why = "it uses its own number or reads from elsewhere"
         if body is not None:
-            why, pairs = unlike(template.body, body)
+            with self.recorder.pause():
+                why, pairs = unlike(template.body, body)
             try:
                 if not why and not _match(template.outputs, self.outputs(out, body, leaves), pairs):
                     why = "it returns something else"
@@ -259,7 +264,6 @@ class _Forward:
             call = self.recorder.call_of(out)
             if call in body.reads:
                 return ("read", body.reads.index(call))
-            call.users.append(self)  # it is read, whoever may do so
             return ("call", call, out)
         if type(out) is tuple:
             return ("tuple", tuple(self.outputs(v, body, leaves) for v in out))
@@ -273,8 +277,9 @@ class _Forward:
         out = self.stamped(template.outputs, leaves, reads, results)
         pairs = tuple((made, token) for made, (token, _) in results.items())
         self.recorder.tape.append(Repeat(template.body, reads, pairs, self.prefix))
-        for call in reads:
-            call.users.append(self)
+        for mine, call in zip(template.body.reads, reads, strict=True):
+            if mine in template.body.used:
+                call.users.append(self)
         template.open = True
         return out
 
@@ -294,11 +299,7 @@ class _Forward:
         return results[call][1]
 
     def fresh(self, value: torch.Tensor, call: Call) -> torch.Tensor:
-        self.recorder.paused = True
-        try:
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
-        finally:
-            self.recorder.paused = False
+        made = self.recorder.fresh(value)
         self.recorder.bind(made, call)
         return made
 
@@ -307,16 +308,10 @@ def _match(a: Any, b: Any, pairs: dict[Call, Call]) -> bool:
     if a[0] != b[0]:
         return False
     if a[0] == "call":
-        return pairs[a[1]] is b[1] if a[1] in pairs else same_constant(a[1], b[1])
+        return pairs[a[1]] is b[1] if a[1] in pairs else a[1] is b[1]
     if a[0] == "tuple":
         return len(a[1]) == len(b[1]) and all(_match(x, y, pairs) for x, y in zip(a[1], b[1], strict=True))
     return repr(a) == repr(b)
-
-
-def _reads(call: Call) -> list[Call]:
-    from forge_eq.capture.tape import inputs_of
-
-    return inputs_of(call)
 
 
 def _form(value: Any, leaves: list[torch.Tensor]) -> Any:

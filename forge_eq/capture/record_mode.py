@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +30,7 @@ from forge_eq.ir.graph import NOWHERE, Origin
 
 META = torch.device("meta")
 DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_DETACH = torch.ops.aten.detach_.default  # changes nothing where no gradient is taken
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _TORCH_HOME = torch.__file__.rpartition("/")[0]
 _OWN_HOME = __file__.rpartition("/")[0]
@@ -80,7 +83,7 @@ class Recorder:
             raise self.refuse(f"a constant on {value.device} in {value.layout} layout")
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
             raise self.refuse("a tensor inside a function transform")
-        call = Call(None, (), {}, stand_in(value), name=f"lifted_tensor_{len(self.constants)}")
+        call = Call(None, (), {}, self.fresh(value), name=f"lifted_tensor_{len(self.constants)}")
         call.constant = value
         self.constants.append(call)
         self.bind(value, call)
@@ -93,6 +96,8 @@ class Recorder:
         """Records a call and gives its result on the meta device."""
         if self.paused:
             return _execute(func, args, kwargs)
+        if func is _DETACH:
+            return args[0]
         facts = _facts(func)
         if facts.refusal:
             raise self.refuse(f"{func}: {facts.refusal}")
@@ -120,7 +125,9 @@ class Recorder:
             return
         for index, part in enumerate(out):
             if isinstance(part, torch.Tensor):
-                self.result(part, self.append(Call(operator.getitem, (call, index), {}, part, call.meta["origin"])), False)
+                self.result(
+                    part, self.append(Call(operator.getitem, (call, index), {}, part, call.meta["origin"])), False
+                )
 
     def result(self, out: torch.Tensor, call: Call, rewrapped: bool) -> None:
         if not out.is_meta:
@@ -134,6 +141,20 @@ class Recorder:
         for used in inputs_of(call):
             used.users.append(call)
         return call
+
+    def fresh(self, value: torch.Tensor) -> torch.Tensor:
+        """A stand-in that is made during the recording and is no part of it."""
+        with self.pause():
+            return stand_in(value)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Calls in here are run as they are and not written down."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
 
     def lift(self, value: torch.Tensor) -> torch.Tensor:
         """A tensor made from Python numbers becomes a constant."""
@@ -290,6 +311,14 @@ _NO_ANSWER: dict[Any, str] = {
 }
 
 
+def _devices_named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The devices that a call asks for by name."""
+    found = [a for a in args if type(a) is torch.device]
+    if func is _T.to:
+        found += [a for a in args if type(a) is str]
+    return found if kwargs.get("device") is None else [*found, kwargs["device"]]
+
+
 class FunctionMode(TorchFunctionMode):
     """Answers questions about a stand-in as the tensor that it stands for would."""
 
@@ -306,7 +335,7 @@ class FunctionMode(TorchFunctionMode):
                 return recorder.device.type == _HIDDEN[func]
             if func in _NO_ANSWER and not (func is _T.type and len(args) > 1):  # type(dtype) is a cast
                 raise recorder.refuse(f"Tensor.{_NO_ANSWER[func]} asks for a value or a place in memory")
-            device = kwargs.get("device") if kwargs else None
-            if device is not None and torch.device(device).type not in (recorder.device.type,):
-                raise recorder.refuse(f"a value on {device}, the module is on {recorder.device}")
+            for device in _devices_named(func, args, kwargs or {}):
+                if torch.device(device).type != recorder.device.type:
+                    raise recorder.refuse(f"a value on {device}, the module is on {recorder.device}")
         return func(*args, **(kwargs or {}))

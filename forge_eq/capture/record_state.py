@@ -24,7 +24,9 @@ class State:
     """The state at the moment of construction."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.spaces: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = []  # (name, owner, its names, as they were)
+        self.spaces: list[
+            tuple[str, Any, dict[str, Any], dict[str, Any]]
+        ] = []  # (name, owner, its names, as they were)
         self._seen: set[int] = set()
         for path, part in module.named_modules():
             self._add(path or type(module).__name__, part, part.__dict__)

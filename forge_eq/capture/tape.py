@@ -27,7 +27,9 @@ class Call:
 
     __slots__ = ("args", "constant", "kwargs", "meta", "name", "op", "target", "users")
 
-    def __init__(self, target: Any, args: Any, kwargs: Any, value: Any, origin: Origin = NOWHERE, name: str = "") -> None:
+    def __init__(
+        self, target: Any, args: Any, kwargs: Any, value: Any, origin: Origin = NOWHERE, name: str = ""
+    ) -> None:
         self.op = "placeholder" if target is None else "call_function"
         self.target, self.args, self.kwargs, self.name = target, args, kwargs, name
         self.meta = {"val": value, "origin": origin}
@@ -37,10 +39,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The calls of a traced layer; ``reads`` are its operands from outside (arguments, then its weights)."""
+    """The calls of a traced layer; ``reads`` are what it may read from outside: its arguments, then its weights.
+
+    ``used`` is what its calls do read, of these and of constants.
+    """
 
     calls: tuple[Call, ...]
     reads: tuple[Call, ...]
+    used: frozenset[Call]
     prefix: str  # path of the layer's module
 
 

@@ -1,0 +1,569 @@
+"""The recorder: what it must refuse, what it must get right, and that nothing is left behind.
+
+A silent error is the danger: each case here is a way to get one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import forge_eq
+from forge_eq.capture import capture
+from forge_eq.capture.export import captured
+from forge_eq.capture.record import record
+from forge_eq.capture.record_import import to_graph
+from forge_eq.capture.tape import Refused, Unlike
+from forge_eq.errors import CaptureError
+from forge_eq.ir.check import check
+from forge_eq.ops.leaves import constant, literal
+from forge_eq.run.torch_module import to_module
+from recordings import X, Body, Stack, bits, same_program
+
+COUNT = 0
+LOG: list[Any] = []
+STATE = SimpleNamespace(steps=0)
+TICKS: Any = itertools.count()
+FACTOR: dict[int, float] = {}
+SCALES = [1.0, 1.0, 1.0, 2.0, 1.0, 1.0]
+
+
+class Fn(nn.Module):
+    """A function as a module with one weight."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self, *args, **kwargs)
+
+
+def recorded(module: nn.Module, *args: Any, layers: bool = True) -> Any:
+    found = record(module, args, {}, layers)
+    graph = to_graph(found, type(module).__name__)
+    check(graph)
+    return graph, found.repeats
+
+
+def agrees(module: nn.Module, *args: Any, repeats: int | None = None, places: bool = True) -> Any:
+    """The recorded program is torch.export's and gives the module's bits; gives the graph."""
+    graph, count = recorded(module, *args)
+    same_program(graph, capture(module, args), places)
+    with torch.no_grad():
+        assert bits(to_module(graph)(*args)) == bits(module(*args))
+    if repeats is not None:
+        assert count == repeats
+    return graph
+
+
+# ------------------------------------------------------------------------------------ refused
+
+
+def in_place_on_fresh(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros(4, 4)
+    y[0] = x[0]
+    return y
+
+
+def caught(m: Any, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x * x.sum().item()
+    except Exception:
+        return x
+
+
+def by_autocast(m: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x @ m.w
+
+
+def by_global(m: Any, x: torch.Tensor) -> torch.Tensor:
+    global COUNT
+    COUNT += 1
+    return x * COUNT
+
+
+def by_attribute(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.steps = getattr(m, "steps", 0) + 1
+    return x * m.steps
+
+
+def by_object(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.state.steps += 1
+    return x * m.state.steps
+
+
+def by_class(m: Any, x: torch.Tensor) -> torch.Tensor:
+    Fn.seen = getattr(Fn, "seen", 0) + 1  # type: ignore[attr-defined]
+    return x * Fn.seen  # type: ignore[attr-defined]
+
+
+def rebinds(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.b = m.b + x
+    return m.b * 2
+
+
+def keeps(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.cache["x"] = x
+    return x * 2
+
+
+REFUSED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "item": lambda m, x: x * x.sum().item(),
+    "bool": lambda m, x: x if x.sum() > 0 else -x,
+    "int": lambda m, x: x * int(x[0, 0]),
+    "float": lambda m, x: x * float(x[0, 0]),
+    "tolist": lambda m, x: x * len(x.tolist()),
+    "numpy": lambda m, x: x * x.numpy().size,
+    "membership": lambda m, x: x * (1.0 in x),
+    "text": lambda m, x: x * len(str(x)),
+    "place in memory": lambda m, x: x * (x.data_ptr() % 2),
+    "storage": lambda m, x: x * x.untyped_storage().nbytes(),
+    "version": lambda m, x: x * (1 + x._version),
+    "data": lambda m, x: x.data * 2,
+    "device number": lambda m, x: x * x.get_device(),
+    "another device": lambda m, x: x.to("meta"),
+    "factory elsewhere": lambda m, x: torch.zeros(4, 4, device="meta"),
+    "equal": lambda m, x: x * torch.equal(x, x),
+    "nonzero": lambda m, x: torch.nonzero(x),
+    "mask as index": lambda m, x: x[x > 0],
+    "masked_select": lambda m, x: torch.masked_select(x, x > 0),
+    "unique": lambda m, x: torch.unique(x),
+    "item, and the error is caught": caught,
+    "write to an argument": lambda m, x: x.add_(1),
+    "write to a fresh tensor": in_place_on_fresh,
+    "write to a buffer": lambda m, x: m.b.add_(x),
+    "write with out=": lambda m, x: torch.add(x, 1, out=torch.empty(4, 4)),
+    "write through .data": lambda m, x: m.b.data.add_(x),
+    "batch norm in training": lambda m, x: m.norm(x),
+    "dropout in training": lambda m, x: nn.functional.dropout(x, 0.5, training=True),
+    "random numbers": lambda m, x: x + torch.rand(4, 4),
+    "Python's random numbers": lambda m, x: x * random.random(),
+    "assertion": lambda m, x: torch._assert_async((x > -100).all()) or x * 2,
+    "autocast": by_autocast,
+    "strides": lambda m, x: torch.as_strided(x.t(), (2, 2), (1, 2)) * 2,
+    "cond": lambda m, x: torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,)),
+    "vmap": lambda m, x: torch.vmap(lambda r: r * r.sum())(x),
+    "a global": by_global,
+    "an attribute": by_attribute,
+    "an attribute of an object": by_object,
+    "an attribute of the class": by_class,
+    "a list": lambda m, x: m.log.append(x.shape) or x * len(m.log),
+    "a global list": lambda m, x: LOG.append(1) or x * len(LOG),
+    "a buffer bound anew": rebinds,
+    "a tensor kept": keeps,
+    "a result of another kind": lambda m, x: {"a": x, "b": SimpleNamespace()},
+    "a set of tensors": lambda m, x: {x},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_sure_is_refused_and_nothing_is_left(name: str) -> None:
+    parts = {"norm": nn.BatchNorm1d(4), "log": [], "cache": {}, "state": SimpleNamespace(steps=0)}
+    module = Fn(REFUSED[name], **parts)
+    module.register_buffer("b", torch.zeros(4, 4))
+    before = {**module.__dict__}, dict(module._parameters), dict(module._buffers), COUNT, list(LOG), random.getstate()
+    buffers = [b.clone() for b in module.buffers()]
+    for layers in (True, False):
+        with pytest.raises(Refused):
+            to_graph(record(module, (X,), {}, layers), "m")
+    assert before == (
+        {**module.__dict__}, dict(module._parameters), dict(module._buffers), COUNT, list(LOG), random.getstate(),
+    )  # fmt: skip
+    assert (module.log, module.cache, module.state.steps, hasattr(Fn, "seen")) == ([], {}, 0, False)
+    assert all(torch.equal(a, b) for a, b in zip(buffers, module.buffers(), strict=True))
+    assert not torch.compiler.is_exporting()
+
+
+class Marked(torch.Tensor):
+    """A subclass that does nothing."""
+
+
+def test_arguments_that_have_no_stand_in_are_refused() -> None:
+    module = Fn(lambda m, x, y=None: x * 2)
+    for args in ((X.as_subclass(Marked),), (X.to_sparse(),), (X, X), (X, X[0]), (X, object()), (module.w.detach(),)):
+        with pytest.raises(Refused):
+            record(module, args, {}, True)
+    module.w = nn.Parameter(X.as_subclass(Marked))
+    with pytest.raises(Refused, match="Marked"):
+        record(module, (X,), {}, True)
+    with pytest.raises(Refused, match="Script"):
+        record(nn.Sequential(torch.jit.script(nn.ReLU())), (X,), {}, True)
+
+
+def test_an_operator_of_someone_else_is_refused() -> None:
+    with torch.library._scoped_library("record_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        with pytest.raises(Refused):
+            record(Fn(lambda m, x: torch.ops.record_test.twice(x)), (X,), {}, True)
+
+
+# ------------------------------------------------------------------------------------ right
+
+RIGHT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "device": lambda m, x: x * (2.0 if x.device.type == "cpu" else 3.0),
+    "is_cpu": lambda m, x: x * (2.0 if x.is_cpu and not x.is_meta and not x.is_cuda else 3.0),
+    "device of a weight": lambda m, x: torch.zeros(4, device=m.w.device) + x,
+    "device of a result": lambda m, x: x * (2.0 if (x @ m.w).relu().device == torch.device("cpu") else 3.0),
+    "factories": lambda m, x: x + torch.arange(4) + torch.ones(4) + x.new_ones(4) + torch.zeros_like(x),
+    "numbers": lambda m, x: x * torch.tensor(0.5) + torch.tensor([1.0, 2.0, 3.0, 4.0]),
+    "numbers of one tensor": lambda m, x: (t := torch.full((4, 4), 3.0)) * x + t,
+    "tensor that is no buffer": lambda m, x: x * m.t,
+    "tensor out of the module": lambda m, x: x * X,
+    "index": lambda m, x: x[torch.tensor([0, 2])],
+    "parts": lambda m, x: x.split(2, 1)[1] + x.max(1, keepdim=True)[0],
+    "views": lambda m, x: (x.t().contiguous().view(2, 8) * 2, x[1:, ::2]),
+    "the argument itself": lambda m, x: (x, x * 2),
+    "one result twice": lambda m, x: (lambda y: (y, y))(x * 2),
+    "the weight itself": lambda m, x: (m.w, m.w @ x),
+    "plain results": lambda m, x: {"a": x * 2, "n": 3, "s": "text", "none": None, "l": [x + 1]},
+    "float64 and halves": lambda m, x: (x.double() * 2, x.half() + x.bfloat16().float()),
+    "dropout at rest": lambda m, x: nn.functional.dropout(x, 0.5, training=False) * 2,
+    "grad mode": lambda m, x: torch.enable_grad()(lambda: x * 2)(),
+    "autocast that is off": lambda m, x: torch.autocast("cpu", enabled=False)(lambda: x @ m.w)(),
+    "a weight's settings": lambda m, x: x * 3.0 if m.w.requires_grad and m.w.is_leaf else x,
+    "no call at all": lambda m, x: x,
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_sure_is_what_torch_export_gives(name: str) -> None:
+    module = Fn(RIGHT[name])
+    module.t = torch.full((4, 4), 5.0)
+    agrees(module, X)
+
+
+def test_an_argument_that_comes_back_is_itself() -> None:
+    graph, _ = recorded(Fn(lambda m, x, y: (y.to(torch.float32), x * 2, x.contiguous())), X, X + 1)
+    assert graph.signature.outputs == (("input", 1), ("value", 0), ("input", 0))
+    x, y = X.clone(), X + 1
+    out = to_module(graph)(x, y)
+    assert out[0] is y and out[2] is x
+
+
+def test_structured_arguments_have_torch_export_s_names() -> None:
+    module = Fn(lambda m, a, pair, *rest, flag=True, **more: a + pair[0] * pair[1]["k"] + rest[0] + more["z"])
+    args, kwargs = (X, (X + 1, {"k": X + 2}), X + 3), {"flag": False, "z": X + 4}
+    graph = to_graph(record(module, args, kwargs, True), "Fn")
+    due = capture(module, args, kwargs)
+    same_program(graph, due)
+    assert graph.signature.in_spec == due.signature.in_spec
+    assert graph.signature.baked == due.signature.baked
+    with torch.no_grad():
+        assert bits(to_module(graph)(*args, **kwargs)) == bits(module(*args, **kwargs))
+
+
+# ------------------------------------------------------------------------------------ layers
+
+
+def test_like_layers_are_written_down_as_repeats() -> None:
+    graph = agrees(Stack(Body, 7), X, repeats=4)
+    paths = {n.origin.module for n in graph.nodes if n.origin.module.startswith("layers.4")}
+    assert paths == {"layers.4", "layers.4.a", "layers.4.act", "layers.4.b"}
+    assert all(n.origin.source for n in graph.nodes if not n.op.leaf)
+
+
+class Indexed(Body):
+    def __init__(self, k: int, use: Callable[[Any], float] = lambda k: 1.0) -> None:
+        super().__init__(k)
+        self.k, self.use = k, use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.use(self.k)
+
+
+USES: dict[str, Callable[[Any], float]] = {
+    "arithmetic": lambda k: 1.0 + k,
+    "comparison": lambda k: 2.0 if k == 3 else 1.0,
+    "list": lambda k: SCALES[k],
+    "dict": lambda k: {3: 2.0}.get(k, 1.0),
+    "set": lambda k: 2.0 if k in {3} else 1.0,
+    "range": lambda k: 2.0 if len(range(k)) == 3 else 1.0,
+    "text": lambda k: 2.0 if f"{k}" == "3" else 1.0,
+    "truth": lambda k: 2.0 if not k else 1.0,
+    "int": lambda k: float(int(k) == 3) + 1.0,
+    "float": lambda k: float(k) + 1.0,
+    "tensor": lambda k: torch.full((4,), k),  # type: ignore[dict-item,return-value]
+    "max": lambda k: max(k, 3),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_layer_that_uses_its_index_is_no_template(name: str) -> None:
+    module = Stack(lambda k: Indexed(k, USES[name]), 6)
+    assert recorded_or_exported(module).repeats == 0
+    assert {type(layer.k) for layer in module.layers} == {int}
+    assert all("forward" not in layer.__dict__ for layer in module.layers)
+
+
+def recorded_or_exported(module: nn.Module, *args: Any) -> Any:
+    """How ``auto`` captures it; the graph must be torch.export's."""
+    args = args or (X,)
+    found = captured(module, args, None, None, "auto")
+    same_program(found.graph, capture(module, args))
+    told = [r.reason for r in found.remarks]
+    count = next((int(r.split()[0]) for r in told if r.endswith("repeats of others")), 0)
+    return SimpleNamespace(repeats=count, told=" ".join(told), recorded=found.recorded, graph=found.graph)
+
+
+def test_an_index_that_nobody_uses_does_no_harm() -> None:
+    assert recorded_or_exported(Stack(Indexed, 6)).repeats == 3
+
+
+class Ticking(Body):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * float(next(TICKS))
+
+
+def test_a_counter_that_no_one_sees_is_found_by_the_second_layer() -> None:
+    global TICKS
+    TICKS = itertools.count()
+    graph, repeats = recorded(Stack(Ticking, 6), X)
+    assert repeats == 0
+    assert [n.attrs[0] for n in graph.nodes if n.op is literal][1::2] == [float(k) for k in range(6)]
+
+
+class Late(Body):
+    """Reads a table that nothing in the layer refers to."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * FACTOR.get(id(self), 1.0)
+
+
+def late(at: int) -> nn.Module:
+    module = Stack(Late, 6)
+    FACTOR.clear()
+    FACTOR[id(module.layers[at])] = 3.0
+    return module
+
+
+def test_a_last_layer_that_differs_has_every_layer_traced() -> None:
+    with pytest.raises(Unlike, match=r"layers\.5"):
+        record(late(5), (X,), {}, True)
+    found = recorded_or_exported(late(5))
+    assert found.recorded and found.repeats == 0 and "every layer is traced" in found.told
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_middle_layer_that_differs_is_found_by_values_and_exported(at: int) -> None:
+    module = late(at)
+    assert recorded(module, X)[1] == 3  # the recorder alone is wrong here: this is what the comparison is for
+    result = forge_eq.optimize(module, (X,))
+    assert any(r.kind == "failed" and "torch.export is used" in r.reason for r in result.remarks)
+    same_program(result.captured, capture(module, (X,)))
+    with torch.no_grad():
+        torch.testing.assert_close(result.module(X), module(X))
+
+
+def test_without_a_comparison_nothing_is_recorded() -> None:
+    result = forge_eq.optimize(late(3), (X,), verify="off")
+    assert not any(r.stage == "capture" for r in result.remarks)
+    with torch.no_grad():
+        torch.testing.assert_close(result.module(X), late(3)(X))
+
+
+class Order(Stack):
+    order: tuple[int, ...] = ()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k in self.order:
+            x = self.layers[k](x)
+        return x
+
+
+@pytest.mark.parametrize("order", [(5, 4, 3, 2, 1, 0), (0, 1, 2, 3, 4), (0, 0, 1, 1, 2, 5), (1, 5, 0, 2, 5, 3), (5,)])
+def test_layers_in_any_order(order: tuple[int, ...]) -> None:
+    module = Order(Body, 6)
+    module.order = order
+    recorded_or_exported(module)
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+
+class Taking(Body):
+    def forward(self, x: torch.Tensor, given: Any, other: Any = None) -> torch.Tensor:
+        if isinstance(given, Cache):
+            given.seen.append(x)
+        scale = given if isinstance(given, torch.Tensor | float) else 1.0
+        return super().forward(x) * scale if other is None else super().forward(x) * scale + other
+
+
+class Giving(Stack):
+    def __init__(self, give: Callable[[Any, int], Any], count: int = 6) -> None:
+        super().__init__(Taking, count)
+        self.give = give
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = None
+        for k, layer in enumerate(self.layers):
+            given = self.give(given, k)
+            x = layer(x, *(given if type(given) is tuple else (given,)))
+        return x
+
+
+GIVEN: dict[str, tuple[Callable[[Any, int], Any], int | None]] = {
+    "a cache": (lambda old, k: old or Cache(), 0),
+    "a list": (lambda old, k: [1], 0),
+    "a dict": (lambda old, k: {}, 0),
+    "one float": (lambda old, k: 0.5, 3),
+    "another float for each": (lambda old, k: 0.5 + k, 0),
+    "another float for one": (lambda old, k: 0.5 + (k == 3), None),
+    "one number": (lambda old, k: torch.tensor(0.5) if old is None else old, None),
+    "another number for one": (lambda old, k: torch.tensor(0.5 + (k == 3)), None),
+    "nan and minus zero": (lambda old, k: -0.0 if k == 3 else 0.0, None),
+    "ties": (lambda old, k: (X, X) if k != 3 else (X, X + 0), None),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_layers_that_are_given_things(name: str) -> None:
+    give, repeats = GIVEN[name]
+    found = recorded_or_exported(Giving(give))
+    if repeats is not None:
+        assert found.repeats == repeats
+
+
+class Pair(Body):
+    def forward(self, x: torch.Tensor, last: Any = None) -> tuple[torch.Tensor, Any, int]:
+        values, where = super().forward(x).max(1, keepdim=True)
+        return x + values, where, 3
+
+
+class Pairs(Stack):
+    def forward(self, x: torch.Tensor) -> Any:
+        where, n = None, 0
+        for layer in self.layers:
+            x, where, n = layer(x, last=where)
+        return x, where, n
+
+
+def test_layers_with_several_results() -> None:
+    found = recorded_or_exported(Pairs(Pair, 6))  # only the last layer's positions are read
+    assert found.recorded
+
+
+class Same(Body):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_layers_that_return_their_argument() -> None:
+    graph, _ = recorded(Stack(Same, 6), X)
+    assert graph.signature.outputs == (("input", 0),)
+
+
+class Inner(Body):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.tensor(0.25) + torch.arange(4) + torch.tensor([1.0, float("nan"), 0.0, -0.0])
+
+
+def test_constants_made_in_layers() -> None:
+    module = Stack(Inner, 6)
+    graph, repeats = recorded(module, X)
+    assert repeats == 3
+    with torch.no_grad():
+        assert bits(to_module(graph)(X)) == bits(module(X))
+
+
+def settings() -> dict[str, Callable[[nn.Module], Any]]:
+    def hook(module: Any) -> None:
+        module.layers[3].a.register_forward_hook(lambda m, args, out: out * 2)
+
+    def shared(module: Any) -> None:
+        module.layers[3].a.weight = module.layers[2].a.weight
+
+    def tied(module: Any) -> None:
+        module.layers[3].b.weight = module.layers[3].a.weight
+
+    def attribute(module: Any) -> None:
+        module.layers[3].scale = 2.0
+
+    def activation(module: Any) -> None:
+        module.layers[3].act = nn.Tanh()
+
+    def patched(module: Any) -> None:
+        module.layers[3].forward = lambda x: x * 2
+
+    def training(module: Any) -> None:
+        module.layers[3].train()
+
+    def double(module: Any) -> None:
+        module.layers[3] = module.layers[2]
+
+    return {f.__name__: f for f in (hook, shared, tied, attribute, activation, patched, training, double)}
+
+
+@pytest.mark.parametrize("name", settings())
+def test_one_layer_with_another_setting(name: str) -> None:
+    module = Stack(Body, 7).eval()
+    settings()[name](module)
+    agrees(module, X, places=name != "double")  # a module with two paths bears the first
+
+
+def test_all_layers_with_one_weight() -> None:
+    module = Stack(Body, 6)
+    for layer in module.layers:
+        layer.a.weight = module.layers[0].a.weight
+    graph = agrees(module, X, repeats=3)
+    assert sum(n.op is constant for n in graph.nodes) == 1 + 6 * 3
+
+
+def test_hooks_on_every_module_are_run() -> None:
+    calls: list[Any] = []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, args, out: calls.append(m))
+    try:
+        assert recorded(Stack(Body, 6), X)[1] == 0
+    finally:
+        handle.remove()
+    assert len(calls) == 1 + 6 * 4
+
+
+# ------------------------------------------------------------------------------------ the choice
+
+
+def test_record_alone_raises_with_the_reason() -> None:
+    with pytest.raises(CaptureError, match="writes into a tensor"):
+        capture(Fn(lambda m, x: x.clone().add_(1)), (X,), how="record")
+
+
+def test_auto_tells_why_it_exported() -> None:
+    found = recorded_or_exported(Fn(lambda m, x: x.clone().add_(1) * 2))
+    assert not found.recorded and "writes into a tensor" in found.told
+
+
+def test_dynamic_sizes_are_exported() -> None:
+    found = captured(Fn(lambda m, x: x * 2), (X,), None, {"args": ({0: torch.export.Dim("n")},)}, "auto")
+    assert not found.recorded and "dynamic" in found.remarks[0].reason
+
+
+def test_the_module_s_own_values_are_asked_for_and_state_stays() -> None:
+    module = Stack(Body, 5)
+    module.seen = 0
+    module.layers[0].register_forward_pre_hook(lambda m, args: setattr(module, "seen", module.seen + 1) or None)
+    result = forge_eq.optimize(module, (X,))
+    assert module.seen == 0
+    assert "changes" in next(r.reason for r in result.remarks if r.stage == "capture")
+    plain = forge_eq.optimize(Stack(Body, 5), (X,))
+    assert "gives the module's own values" in " ".join(r.reason for r in plain.remarks)
+    assert plain.job.answers is not None
+
+
+def test_a_program_on_the_meta_device_is_recorded_without_a_comparison() -> None:
+    with torch.device("meta"):
+        result = forge_eq.optimize(Stack(Body, 6), (X.to("meta"),))
+    assert "not compared" in " ".join(r.reason for r in result.remarks)
