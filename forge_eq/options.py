@@ -46,8 +46,7 @@ class Options:
     verify: str = _option("quick", f"how the result is compared with the original: {', '.join(VERIFY)}")
     capture: str = _option(
         "auto",
-        f"how a module becomes a graph: {', '.join(CAPTURE)}; auto records and, in doubt, exports; without verification "
-        "it exports",
+        f"how a module becomes a graph: {', '.join(CAPTURE)}; auto records, and exports in doubt or without verify",
     )
     check: bool = _option(False, "run every stage's checker, not only the final ones")
     threads: int = _option(0, "threads of the executor; 0 leaves it to the backend")

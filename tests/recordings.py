@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from forge_eq.capture import capture
+from forge_eq.capture.export import captured
+from forge_eq.capture.record import record
+from forge_eq.capture.record_import import to_graph
+from forge_eq.ir.check import check
 from forge_eq.ir.graph import Graph
 from forge_eq.ops.movement import alias, contiguous, device_move
+from forge_eq.run.torch_module import to_module
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 UNSEEN = {alias, contiguous, device_move}  # the same value
@@ -88,3 +95,45 @@ def same_program(got: Graph, due: Graph, places: bool = True) -> None:
     """Asserts that the two capture the same program, and with ``places`` the same modules of its nodes."""
     for a, b in zip(program(got, places), program(due, places), strict=True):
         assert a == b
+
+
+class Fn(nn.Module):
+    """A function as a module with one weight."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self, *args, **kwargs)
+
+
+def recorded(module: nn.Module, *args: Any, layers: bool = True) -> Any:
+    found = record(module, args, {}, layers)
+    graph = to_graph(found, type(module).__name__)
+    check(graph)
+    return graph, found.repeats
+
+
+def agrees(module: nn.Module, *args: Any, repeats: int | None = None, places: bool = True) -> Any:
+    """The recorded program is torch.export's and gives the module's bits; gives the graph."""
+    graph, count = recorded(module, *args)
+    same_program(graph, capture(module, args), places)
+    with torch.no_grad():
+        assert bits(to_module(graph)(*args)) == bits(module(*args))
+    if repeats is not None:
+        assert count == repeats
+    return graph
+
+
+def recorded_or_exported(module: nn.Module, *args: Any) -> Any:
+    """How ``auto`` captures it; the graph must be torch.export's."""
+    args = args or (X,)
+    found = captured(module, args, None, None, "auto")
+    same_program(found.graph, capture(module, args))
+    told = [r.reason for r in found.remarks]
+    count = next((int(r.split()[0]) for r in told if r.endswith("repeats of others")), 0)
+    return SimpleNamespace(repeats=count, told=" ".join(told), recorded=found.recorded, graph=found.graph)

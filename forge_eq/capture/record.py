@@ -162,7 +162,8 @@ def _swapped(
     """Puts a stand-in in the place of every parameter and buffer; ties stay ties. By id: (tensor, stand-in, leaf)."""
     swapped: dict[int, tuple[torch.Tensor, torch.Tensor, Call]] = {}
     for part in module.modules():
-        for tensors in (part._parameters, part._buffers):
+        places: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for tensors in places:
             for name, t in tensors.items():
                 if t is None:
                     continue
@@ -175,7 +176,7 @@ def _swapped(
                     recorder.bind(q, leaf)
                     swapped[id(t)] = t, q, leaf
                 undo.callback(tensors.__setitem__, name, t)
-                tensors[name] = swapped[id(t)][1]  # type: ignore[assignment]
+                tensors[name] = swapped[id(t)][1]
     return swapped
 
 

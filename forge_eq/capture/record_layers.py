@@ -3,100 +3,22 @@
 Takes the module of a recording. Gives wrapped ``forward`` functions on the children of its containers. Promises: a
 repeat stands only for a layer whose class, settings, tensors' types, arguments and ties are those of the traced one;
 the second layer of each group and the last are traced as well and compared, call by call; anything else, and any layer
-that returns or takes what is not a tensor, a tuple or a plain value, is traced in full. A number by which layers differ
-(their index) is replaced by one that tells when it is used. A last layer that differs raises Unlike.
-Not here: Python state outside the layers (``capture.record_state``).
+that takes or returns what is not a tensor, a tuple or a plain value, is traced in full. A last layer that differs
+raises Unlike. Not here: which layers are alike (``capture.record_alike``), Python state outside the layers
+(``capture.record_state``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from forge_eq.capture.record_alike import PLAIN, Watched, groups
 from forge_eq.capture.record_mode import DENSE, Recorder
 from forge_eq.capture.tape import Body, Call, Repeat, Unlike, inputs_of, unlike
-
-LEAST = 4  # layers of a group: three are traced
-_PLAIN = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.Size)
-_OWN = frozenset({"_parameters", "_buffers", "_modules", "training"})
-
-
-# ------------------------------------------------------------------------------------ which layers are alike
-
-
-class Watched:
-    """A number that tells when anything depends on it. No int itself: C code would read its value unseen."""
-
-    def __init__(self, value: int, used: list[str]) -> None:
-        self.__dict__["_watched"] = (value, used)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return int
-
-
-def _watching(name: str) -> Callable[..., Any]:
-    function = getattr(int, name)
-
-    def method(self: Any, *args: Any) -> Any:
-        value, used = self.__dict__["_watched"]
-        used.append(name)
-        return function(value, *[a.__dict__["_watched"][0] if type(a) is Watched else a for a in args])
-
-    return method
-
-
-for _name in dir(int):
-    if (
-        callable(getattr(int, _name))
-        and _name
-        not in (
-            "__class__ __new__ __init__ __init_subclass__ __subclasshook__ __getattribute__ __setattr__ __delattr__ __dir__"
-        ).split()
-    ):
-        setattr(Watched, _name, _watching(_name))
-
-
-def _fingerprint(layer: torch.nn.Module) -> tuple[Any, list[tuple[str, str]]]:
-    """(what must be equal in two layers that are alike, the plain numbers in them: (module, attribute))."""
-    key: list[Any] = []
-    numbers: list[tuple[str, str]] = []
-    ties: dict[int, int] = {}
-    for path, part in layer.named_modules(remove_duplicate=False):
-        key.append((path, type(part), part.training))
-        for kind, tensors in (("p", part._parameters), ("b", part._buffers)):
-            for name, t in tensors.items():
-                key.append((kind, name, None if t is None else (*_type(t), ties.setdefault(id(t), len(ties)))))
-        for name, value in part.__dict__.items():
-            if name in _OWN:
-                continue
-            if type(value) is int:
-                numbers.append((path, name))
-                key.append((name, int))
-            else:
-                key.append((name, _setting(value)))
-    return tuple(key), numbers
-
-
-def _type(t: torch.Tensor) -> tuple[Any, ...]:
-    return type(t), tuple(t.shape), t.dtype, t.stride(), t.requires_grad
-
-
-def _setting(value: Any) -> Any:
-    """A setting by its value where that says all, else by identity."""
-    kind = type(value)
-    if kind in (float, complex):
-        return kind, repr(value)
-    if kind in _PLAIN:
-        return kind, value
-    if kind in (tuple, list):
-        return kind, tuple(_setting(v) for v in value)
-    if kind in (dict, set) or kind.__name__ == "OrderedDict":
-        return (kind, "empty") if not value else (kind, id(value))
-    return kind, id(value)
 
 
 @dataclass
@@ -123,7 +45,7 @@ class Layers:
         self.recorder = recorder
         self.groups: list[_Group] = []
         self._undo: list[Callable[[], None]] = []
-        for layers, numbers in _groups(module):
+        for layers, numbers in groups(module):
             self._install(layers, numbers)
 
     def remove(self) -> None:
@@ -157,25 +79,6 @@ class Layers:
         if type(value) is int:  # a part that layers share is met more than once
             part.__dict__[name] = Watched(value, used)
             self._undo.append(lambda: part.__dict__.__setitem__(name, value))
-
-
-def _groups(module: torch.nn.Module) -> Iterator[tuple[list[torch.nn.Module], list[tuple[str, str]]]]:
-    """The groups of like children, outermost containers first; nothing inside a grouped layer is grouped again."""
-    if torch.nn.modules.module._has_any_global_hook():
-        return
-    inside: set[int] = set()
-    for holder in module.modules():
-        if id(holder) in inside or not isinstance(holder, torch.nn.ModuleList | torch.nn.Sequential):
-            continue
-        alike: dict[Any, tuple[list[torch.nn.Module], list[tuple[str, str]]]] = {}
-        for child in holder.children():
-            key, numbers = _fingerprint(child)
-            if "forward" not in child.__dict__ and any(True for _ in child.children()):
-                alike.setdefault(key, ([], numbers))[0].append(child)
-        for layers, numbers in alike.values():
-            if len(layers) >= LEAST and not any(id(m) in inside for layer in layers for m in layer.modules()):
-                inside.update(id(m) for layer in layers for m in layer.modules())
-                yield layers, numbers
 
 
 # ------------------------------------------------------------------------------------ calls
@@ -267,7 +170,7 @@ class _Forward:
             return ("call", call, out)
         if type(out) is tuple:
             return ("tuple", tuple(self.outputs(v, body, leaves) for v in out))
-        if type(out) in _PLAIN:
+        if type(out) in PLAIN:
             return ("plain", type(out), out)
         raise _Opaque
 
@@ -320,7 +223,7 @@ def _form(value: Any, leaves: list[torch.Tensor]) -> Any:
     if kind in DENSE:
         leaves.append(value)
         return "tensor", tuple(value.shape), value.dtype, value.stride(), value.requires_grad
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return kind.__name__, value
     if kind is tuple:
         return "tuple", [_form(v, leaves) for v in value]

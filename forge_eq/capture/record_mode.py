@@ -15,16 +15,15 @@ import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge_eq.capture import targets
+from forge_eq.capture.record_facts import Facts, facts_of, is_mask
 from forge_eq.capture.tape import Call, Item, Refused, inputs_of
 from forge_eq.ir.graph import NOWHERE, Origin
 
@@ -98,14 +97,14 @@ class Recorder:
             return _execute(func, args, kwargs)
         if func is _DETACH:
             return args[0]
-        facts = _facts(func)
+        facts = facts_of(func)
         if facts.refusal:
             raise self.refuse(f"{func}: {facts.refusal}")
         if torch._C._is_any_autocast_enabled():
             raise self.refuse("autocast is on, which changes the calls below the recorder")
         if func in _LIFTS:
             return self.lift(args[0])
-        if func is torch.ops.aten.index.Tensor and any(_is_mask(i) for i in args[1]):
+        if func is torch.ops.aten.index.Tensor and any(is_mask(i) for i in args[1]):
             raise self.refuse(f"{func}: a mask as an index, the result's size depends on values")
         written = self.written(args), {k: self.written(v) for k, v in kwargs.items()}
         if targets.has_effect(func, *written):
@@ -118,7 +117,7 @@ class Recorder:
         self.record(func, written[0], written[1], out, facts)
         return out
 
-    def record(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, facts: _Facts) -> None:
+    def record(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, facts: Facts) -> None:
         call = self.append(Call(func, args, kwargs, out, self.origin(), func._opname))
         if isinstance(out, torch.Tensor):
             self.result(out, call, facts.rewrapped)
@@ -209,10 +208,6 @@ class Recorder:
         return self._origins.setdefault((source, module), Origin(source, module))
 
 
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
 def geometry(value: torch.Tensor) -> tuple[Any, ...]:
     """What two views of one storage must share to be one value."""
     return tuple(value.shape), value.dtype, value.stride(), value.storage_offset()
@@ -231,57 +226,14 @@ def _execute(func: Any, args: Any, kwargs: Any) -> Any:
         del guard
 
 
-# ------------------------------------------------------------------------------------ what is known of an op
-
-
-class _Facts:
-    """Facts of an op that do not depend on its arguments; ``refusal`` says why it cannot be recorded."""
-
-    __slots__ = ("factory", "refusal", "rewrapped", "takes_device")
-
-    def __init__(self, func: Any) -> None:
-        self.refusal, self.takes_device, self.factory, self.rewrapped = _refusal(func), False, False, False
-        if self.refusal:
-            return
-        schema = func._schema
-        self.takes_device = any(a.name == "device" for a in schema.arguments)
-        self.factory = not any("Tensor" in str(a.type) for a in schema.arguments)
-        self.rewrapped = self.factory or func._opname.endswith("_like") or func._opname.startswith("new_")
-
-
-@lru_cache(maxsize=4096)
-def _facts(func: Any) -> _Facts:
-    return _Facts(func)
-
-
-def _sized(func: Any) -> set[torch.Tag]:
-    """Indexing has a size of its own but for masks, and those the recorder looks for."""
-    return {torch.Tag.dynamic_output_shape} if func is torch.ops.aten.index.Tensor else set()
-
-
-def _refusal(func: Any) -> str:
-    if not isinstance(func, OpOverload):
-        return "is not a plain operator"
-    schema = func._schema
-    if schema.is_mutable:
-        return "writes into a tensor"
-    if not schema.returns or any(str(r.type) not in ("Tensor", "List[Tensor]") for r in schema.returns):
-        return "gives Python a number that depends on tensors"
-    if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags) - _sized(func):
-        return "its result or the size of it depends on values"
-    if targets.depends_on_storage(str(func)):
-        return "depends on how a value is stored"
-    return ""
-
-
 # ------------------------------------------------------------------------------------ modes
 
 
-class DispatchMode(SchemaCheckMode):  # type: ignore[misc]
+class DispatchMode(SchemaCheckMode):  # type: ignore[no-untyped-call]
     """Sees each operator before torch takes it apart."""
 
     def __init__(self, recorder: Recorder) -> None:
-        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)
+        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -293,17 +245,43 @@ _DEVICES = ("cpu", "cuda", "meta", "xpu", "mps", "xla", "hpu", "mtia", "ipu", "m
 _HIDDEN: dict[Any, str] = {  # questions about the device -> the kind of device that is asked for
     getattr(_T, f"is_{d}").__get__: d for d in _DEVICES if hasattr(_T, f"is_{d}")
 }
-_DEVICE = _T.device.__get__  # type: ignore[attr-defined]
+_DEVICE = _T.device.__get__
 # A stand-in has no data and no place: what asks for either has no honest answer.
 _NO_ANSWER: dict[Any, str] = {
     **{
         getattr(_T, n): n
-        for n in (
-            "__array__ __bool__ __contains__ __deepcopy__ __dlpack__ __dlpack_device__ __float__ __format__ __index__"
-            " __int__ __complex__ __reduce_ex__ __repr__ __setstate__ __str__ backward data_ptr get_device"
-            " is_pinned is_set_to is_shared item numpy register_hook requires_grad_ share_memory_ storage tolist type"
-            " untyped_storage"
-        ).split()
+        for n in [
+            "__array__",
+            "__bool__",
+            "__contains__",
+            "__deepcopy__",
+            "__dlpack__",
+            "__dlpack_device__",
+            "__float__",
+            "__format__",
+            "__index__",
+            "__int__",
+            "__complex__",
+            "__reduce_ex__",
+            "__repr__",
+            "__setstate__",
+            "__str__",
+            "backward",
+            "data_ptr",
+            "get_device",
+            "is_pinned",
+            "is_set_to",
+            "is_shared",
+            "item",
+            "numpy",
+            "register_hook",
+            "requires_grad_",
+            "share_memory_",
+            "storage",
+            "tolist",
+            "type",
+            "untyped_storage",
+        ]
         if hasattr(_T, n)
     },
     **{getattr(_T, n).__get__: n for n in ("data", "grad", "_version")},
@@ -313,7 +291,7 @@ _NO_ANSWER: dict[Any, str] = {
 
 def _devices_named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The devices that a call asks for by name."""
-    found = [a for a in args if type(a) is torch.device]
+    found: list[Any] = [a for a in args if type(a) is torch.device]
     if func is _T.to:
         found += [a for a in args if type(a) is str]
     return found if kwargs.get("device") is None else [*found, kwargs["device"]]

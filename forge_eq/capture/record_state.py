@@ -11,6 +11,8 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -24,42 +26,49 @@ class State:
     """The state at the moment of construction."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.spaces: list[
-            tuple[str, Any, dict[str, Any], dict[str, Any]]
-        ] = []  # (name, owner, its names, as they were)
+        self.spaces: list[tuple[str, Any, dict[str, Any]]] = []  # (name, owner, its names as they were)
         self._seen: set[int] = set()
         for path, part in module.named_modules():
-            self._add(path or type(module).__name__, part, part.__dict__)
+            self._add(path or type(module).__name__, part)
             for kind in type(part).__mro__:
                 if kind is torch.nn.Module:
                     break
-                self._add(kind.__name__, kind, vars(kind))
-                forward = vars(kind).get("forward")
-                names = getattr(forward, "__globals__", None)
-                if names is not None and not kind.__module__.startswith("torch.nn."):
-                    self._add(kind.__module__, names, names)
+                self._add(kind.__name__, kind)
+                self._function(vars(kind).get("forward"))
         self.draws = _draws()
 
-    def _add(self, name: str, owner: Any, names: Any) -> None:
+    def _function(self, function: Any) -> None:
+        """The globals of a function's file, and what it encloses."""
+        names, file = getattr(function, "__globals__", None), getattr(function, "__module__", None) or ""
+        if names is None or file.startswith("torch."):
+            return
+        self._add(file, names)
+        for cell in function.__closure__ or ():
+            self._add(f"{file}.{function.__name__}", cell)
+
+    def _add(self, name: str, owner: Any) -> None:
         if id(owner) in self._seen:
             return
         self._seen.add(id(owner))
-        self.spaces.append((name, owner, names, {k: _freeze(v) for k, v in names.items()}))
+        names = _names(owner)
+        self.spaces.append((name, owner, {k: _freeze(v) for k, v in names.items()}))
         if isinstance(owner, torch.nn.Module):
-            for key, value in list(names.items()):
-                if type(value) not in _PLAIN and type(value) not in _CONTAINERS and _is_object(value):
-                    self._add(f"{name}.{key}", value, vars(value))
+            for key, value in names.items():
+                if type(value) is FunctionType:
+                    self._function(value)
+                elif type(value) not in _PLAIN and type(value) not in _CONTAINERS and _is_object(value):
+                    self._add(f"{name}.{key}", value)
 
     def changes(self) -> list[tuple[str, Callable[[], None]]]:
         """(what changed, how to undo it)."""
         found: list[tuple[str, Callable[[], None]]] = []
-        for name, owner, names, before in self.spaces:
+        for name, owner, before in self.spaces:
+            names = _names(owner)
             for key in [*before, *(k for k in list(names) if k not in before)]:
                 if key not in before:
-                    found.append((f"{name}.{key}", lambda o=owner, k=key: _remove(o, k)))  # type: ignore[misc]
+                    found.append((f"{name}.{key}", partial(_remove, owner, key)))
                 elif key not in names or not _unchanged(before[key], names[key]):
-                    undo = lambda o=owner, k=key, v=before[key]: _set(o, k, _thaw(v))  # type: ignore[misc] # noqa: E731
-                    found.append((f"{name}.{key}", undo))
+                    found.append((f"{name}.{key}", partial(_put_back, owner, key, before[key])))
         if not _equal_draws(self.draws, _draws()):
             found.append(("the state of Python's or numpy's random numbers", self._reset_draws))
         return found
@@ -73,6 +82,16 @@ class State:
 def _is_object(value: Any) -> bool:
     plain = isinstance(value, torch.Tensor | torch.nn.Module | type) or callable(value)
     return not plain and isinstance(getattr(value, "__dict__", None), dict)
+
+
+def _names(owner: Any) -> Any:
+    """The names that an owner holds: a module's or object's attributes, globals, a variable that is enclosed."""
+    if type(owner) is CellType:
+        try:
+            return {"cell_contents": owner.cell_contents}
+        except ValueError:  # not bound yet
+            return {}
+    return owner if isinstance(owner, dict) else vars(owner)
 
 
 class _Frozen:
@@ -120,10 +139,11 @@ def _thaw(before: Any) -> Any:
     return found
 
 
-def _set(owner: Any, key: str, value: Any) -> None:
+def _put_back(owner: Any, key: str, before: Any) -> None:
+    value = _thaw(before)
     if isinstance(owner, dict):
         owner[key] = value
-    elif isinstance(owner, type):
+    elif isinstance(owner, type | CellType):
         setattr(owner, key, value)
     else:
         vars(owner)[key] = value
@@ -132,7 +152,7 @@ def _set(owner: Any, key: str, value: Any) -> None:
 def _remove(owner: Any, key: str) -> None:
     if isinstance(owner, dict):
         owner.pop(key, None)
-    elif isinstance(owner, type):
+    elif isinstance(owner, type | CellType):
         delattr(owner, key)
     else:
         vars(owner).pop(key, None)
