@@ -48,6 +48,7 @@ class Options:
         "auto",
         f"how a module becomes a graph: {', '.join(CAPTURE)}; auto records, and exports in doubt or without verify",
     )
+    cache: bool = _option(True, "compile looks for the chosen program on disk, and keeps it there")
     check: bool = _option(False, "run every stage's checker, not only the final ones")
     threads: int = _option(0, "threads of the executor; 0 leaves it to the backend")
 

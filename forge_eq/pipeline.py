@@ -30,10 +30,19 @@ class Job:
     remarks: list[Remark] = field(default_factory=list)
     answers: Any = None  # run.differential.Answers of the captured program, where it was compared with the module
 
+    found: bool = False  # the chosen program comes from the cache
+
     def __getitem__(self, stage: str) -> Any:
+        if self.found and stage in ("saturate", "chosen") and stage not in self.forms:
+            self._search()
         if stage not in self.forms:
             raise CheckError("pipeline", stage, "has not run", "run the stages in order")
         return self.forms[stage]
+
+    def _search(self) -> None:
+        """What led to a program that was found, for whoever asks: the same again, as it is deterministic."""
+        again = run(Job(self.options, forms={"capture": self.forms["capture"]}), "extract")
+        self.forms |= {name: again.forms[name] for name in ("saturate", "chosen")}
 
     @property
     def target(self) -> Any:
@@ -169,12 +178,15 @@ STAGES: tuple[Stage, ...] = (
 
 
 def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = None, reparse: bool = False) -> Job:
-    """Runs the stages up to ``last``, skipping those whose form is given.
+    """Runs the stages up to ``last`` that come after the last one whose form is given.
 
     ``on_stage`` hears each stage's name before it starts; ``reparse`` prints and parses every form on the way.
     """
+    given = max((k for k, stage in enumerate(STAGES) if stage.name in job.forms), default=-1)
     with ExitStack() as held:
-        for stage in STAGES:
+        for number, stage in enumerate(STAGES):
+            if number < given and stage.name not in job.forms:
+                continue
             if stage.name not in job.forms:
                 if on_stage is not None:
                     on_stage(stage.name)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 
+from forge_eq import cache
 from forge_eq.api import Progress, make_job, make_options, settle
 from forge_eq.capture.execute import run_graph
 from forge_eq.errors import RunError
+from forge_eq.extract.fold import fold
 from forge_eq.ir.graph import Builder, Graph, Signature
 from forge_eq.ir.types import TensorType
 from forge_eq.ops.leaves import input_
@@ -179,7 +181,7 @@ def finish(
     job: Job, args: Sequence[Any], kwargs: Mapping[str, Any] | None, on_stage: Progress | None = None
 ) -> Specialised:
     """From the forms that a job has to a guarded executable; a form given, such as the chosen program, is kept."""
-    run(job, "extract", on_stage)
+    _choose(job, on_stage)
     batches = settle(job, args, kwargs, on_stage)
     graph, names = lift_state(job["extract"])
     job.forms["extract"] = graph
@@ -191,6 +193,24 @@ def finish(
     executable = _build(job, [*batches[0][1], *state] if batches else None)
     job.seconds["build"] = time.perf_counter() - start
     return Specialised(job, executable, names, state)
+
+
+def _choose(job: Job, on_stage: Progress | None) -> None:
+    """The chosen program: given, found on disk, or searched for."""
+    run(job, "capture", on_stage)
+    if "extract" in job.forms:
+        return
+    start = time.perf_counter()
+    key = cache.key_of(job["capture"], job.options)
+    graph, remark = cache.find(key, job["capture"]) if key is not None else (None, None)
+    job.remarks += [remark] if remark is not None else []
+    if graph is not None:
+        job.forms["extract"], job.found = fold(graph, job.options.limits), True
+    job.seconds["cache"] = time.perf_counter() - start
+    run(job, "extract", on_stage)
+    if key is not None and not job.found:
+        kept = cache.keep(key, job["chosen"].graph)
+        job.remarks += [kept] if kept is not None else []
 
 
 def _build(job: Job, examples: list[Any] | None) -> Executable:

@@ -91,6 +91,7 @@ def record(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _run(module: torch.nn.Module, recorder: Recorder, args: Any, kwargs: Any) -> Any:
+    recorder.root = _run.__code__
     try:
         with exporting(), FunctionMode(recorder), enable_python_dispatcher(), DispatchMode(recorder):
             out = module(*args, **kwargs)

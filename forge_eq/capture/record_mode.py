@@ -44,6 +44,7 @@ class Recorder:
         self.tape: list[Item] = []
         self.refusal: Refused | None = None  # also when the user's code caught it
         self.paused = False
+        self.root: Any = None  # code of the function that calls the module
         self._calls: dict[int, Call] = {}  # id of a tensor -> what made it
         self._alive: list[Any] = []  # so that no id is used twice
         self._made: dict[int, tuple[Call, torch.Tensor]] = {}  # storage of a factory's result
@@ -191,10 +192,12 @@ class Recorder:
         return META if kind is torch.device else value
 
     def origin(self) -> Origin:
-        """The innermost line outside torch, and the innermost module that is being called."""
+        """The innermost line of the module's code outside torch, and the innermost module that is being called."""
         source, module, frame = "", "", sys._getframe(3)
         while frame is not None and not (source and module):
             code = frame.f_code
+            if code is self.root:  # who asked for the recording is no part of the program
+                break
             if code is _MODULE_CALL:
                 module = module or self.paths.get(id(frame.f_locals["self"]), "")
             elif not source and not code.co_filename.startswith((_TORCH_HOME, _OWN_HOME)):
