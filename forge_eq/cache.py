@@ -4,8 +4,8 @@ Takes a captured Graph and options. Gives the program that was chosen for just t
 is found only by everything that the choice depends on: the captured program's text (operations, numbers, signature,
 names and types of its constants), the target, the options, the rules by content, this package's source, the versions
 of torch and egglog. No weight is in a key or an entry, and none is needed: the choice never reads one, and what is
-computed from weights is computed anew (``extract.fold``). A damaged entry is ignored, with a remark; entries are replaced
-whole. Not here: comparing the program with the captured one, which happens to a found one like to any other.
+computed from weights is computed anew (``extract.fold``). A damaged entry is ignored, with a remark; entries are
+replaced whole. Not here: comparing the program with the captured one, which happens to a found one like to any other.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ import torch.utils._pytree as pytree
 from torch._dispatch.python import enable_python_dispatcher
 
 from forge_eq.capture.record_layers import Layers
-from forge_eq.capture.record_mode import DENSE, DispatchMode, FunctionMode, Recorder, stand_in
+from forge_eq.capture.record_mode import DispatchMode, FunctionMode
 from forge_eq.capture.record_state import State
+from forge_eq.capture.recorder import DENSE, Recorder, stand_in
 from forge_eq.capture.tape import Call, Item, Refused
 from forge_eq.capture.values import DTYPE_NAMES
 
@@ -61,12 +62,14 @@ def record(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         if found is not None:
             undo.callback(found.remove)
         state = State(module)
-        undo.callback(_restore, state)
+        kept = undo.enter_context(contextlib.ExitStack())
+        kept.callback(_restore, state)
         stand_ins = [i[0] if isinstance(leaf, torch.Tensor) else leaf for leaf, i in zip(leaves, inputs, strict=True)]
         out = _run(module, recorder, *pytree.tree_unflatten(stand_ins, in_spec))
         changed = [name for name, _ in state.changes()]
         if changed:
             raise Refused(f"the forward pass changes {', '.join(changed[:3])}")
+        kept.pop_all()  # nothing changed, and no code of the module's runs any more
         if found is not None:
             found.check()
         results, out_spec = pytree.tree_flatten(out)

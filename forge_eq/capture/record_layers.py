@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from forge_eq.capture.record_alike import PLAIN, Watched, groups
-from forge_eq.capture.record_mode import DENSE, Recorder
+from forge_eq.capture.recorder import DENSE, Recorder
 from forge_eq.capture.tape import Body, Call, Repeat, Unlike, inputs_of, unlike
 
 

@@ -64,11 +64,12 @@ class State:
         found: list[tuple[str, Callable[[], None]]] = []
         for name, owner, before in self.spaces:
             names = _names(owner)
-            for key in [*before, *(k for k in list(names) if k not in before)]:
-                if key not in before:
-                    found.append((f"{name}.{key}", partial(_remove, owner, key)))
-                elif key not in names or not _unchanged(before[key], names[key]):
-                    found.append((f"{name}.{key}", partial(_put_back, owner, key, before[key])))
+            for key, was in before.items():
+                now = names.get(key, self)  # this object is nobody's value
+                if now is not was and (now is self or not _unchanged(was, now)):
+                    found.append((f"{name}.{key}", partial(_put_back, owner, key, was)))
+            if len(names) != len(before) or found:
+                found += [(f"{name}.{k}", partial(_remove, owner, k)) for k in list(names) if k not in before]
         if not _equal_draws(self.draws, _draws()):
             found.append(("the state of Python's or numpy's random numbers", self._reset_draws))
         return found
@@ -117,6 +118,8 @@ def _unchanged(before: Any, now: Any) -> bool:
     if type(before) is _Frozen:
         if before.original is not now or len(now) != len(before.content):
             return False
+        if not before.content:
+            return True
         if type(now) is set:
             return all(v in now for _, v in before.content)
         return all(
