@@ -211,7 +211,10 @@ RIGHT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+QUICK = ("device", "factories", "numbers", "views", "plain results", "the weight itself", "autocast that is off")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RIGHT])
 def test_what_is_sure_is_what_torch_export_gives(name: str) -> None:
     module = Fn(RIGHT[name])
     module.t = torch.full((4, 4), 5.0)

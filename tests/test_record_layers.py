@@ -56,7 +56,7 @@ USES: dict[str, Callable[[Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ("arithmetic", "list") else SLOW) for n in USES])
 def test_a_layer_that_uses_its_index_is_no_template(name: str) -> None:
     module = Stack(lambda k: Indexed(k, USES[name]), 6)
     assert recorded_or_exported(module).repeats == 0
@@ -131,7 +131,10 @@ class Order(Stack):
         return x
 
 
-@pytest.mark.parametrize("order", [(5, 4, 3, 2, 1, 0), (0, 1, 2, 3, 4), (0, 0, 1, 1, 2, 5), (1, 5, 0, 2, 5, 3), (5,)])
+ORDERS = [(5, 4, 3, 2, 1, 0), (0, 1, 2, 3, 4), (0, 0, 1, 1, 2, 5), (1, 5, 0, 2, 5, 3), (5,)]
+
+
+@pytest.mark.parametrize("order", [pytest.param(o, marks=SLOW if k > 1 else ()) for k, o in enumerate(ORDERS)])
 def test_layers_in_any_order(order: tuple[int, ...]) -> None:
     module = Order(Body, 6)
     module.order = order
@@ -178,7 +181,9 @@ GIVEN: dict[str, tuple[Callable[[Any, int], Any], int | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("a cache", "one float", "ties") else SLOW) for n in GIVEN]
+)
 def test_layers_that_are_given_things(name: str) -> None:
     give, repeats = GIVEN[name]
     found = recorded_or_exported(Giving(give))
@@ -256,7 +261,7 @@ def settings() -> dict[str, Callable[[nn.Module], Any]]:
     return {f.__name__: f for f in (hook, shared, tied, attribute, activation, patched, training, double)}
 
 
-@pytest.mark.parametrize("name", settings())
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ("tied", "hook") else SLOW) for n in settings()])
 def test_one_layer_with_another_setting(name: str) -> None:
     module = Stack(Body, 7).eval()
     settings()[name](module)
