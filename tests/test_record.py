@@ -26,6 +26,7 @@ from recordings import Body, Fn, Stack, X, agrees, bits, recorded, recorded_or_e
 
 COUNT = 0
 LOG: list[Any] = []
+STATE = SimpleNamespace(steps=0)
 
 
 # ------------------------------------------------------------------------------------ refused
@@ -63,6 +64,11 @@ def by_attribute(m: Any, x: torch.Tensor) -> torch.Tensor:
 def by_object(m: Any, x: torch.Tensor) -> torch.Tensor:
     m.state.steps += 1
     return x * m.state.steps
+
+
+def by_global_object(m: Any, x: torch.Tensor) -> torch.Tensor:
+    STATE.steps += 1
+    return x * STATE.steps
 
 
 def by_class(m: Any, x: torch.Tensor) -> torch.Tensor:
@@ -128,6 +134,7 @@ REFUSED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "cond": lambda m, x: torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,)),
     "vmap": lambda m, x: torch.vmap(lambda r: r * r.sum())(x),
     "a global": by_global,
+    "a global object": by_global_object,
     "an enclosed variable": by_enclosed(),
     "an attribute": by_attribute,
     "an attribute of an object": by_object,
@@ -154,6 +161,7 @@ def test_what_is_not_sure_is_refused_and_nothing_is_left(name: str) -> None:
     assert before == (
         {**module.__dict__}, dict(module._parameters), dict(module._buffers), COUNT, list(LOG), random.getstate(),
     )  # fmt: skip
+    assert STATE.steps == 0
     assert (module.log, module.cache, module.state.steps, hasattr(Fn, "seen")) == ([], {}, 0, False)
     assert all(torch.equal(a, b) for a, b in zip(buffers, module.buffers(), strict=True))
     assert not torch.compiler.is_exporting()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import UserList
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from forge_eq.run.torch_module import to_module
 from recordings import Body, Stack, X, agrees, bits, recorded, recorded_or_exported, same_program
 
 TICKS: Any = itertools.count()
+SHELF: Any = UserList()  # no builtin container: what is in it is not looked at
 FACTOR: dict[int, float] = {}
 SCALES = [1.0, 1.0, 1.0, 2.0, 1.0, 1.0]
 SLOW = pytest.mark.slow  # more of the same kind
@@ -208,6 +210,28 @@ class Pairs(Stack):
 def test_layers_with_several_results() -> None:
     found = recorded_or_exported(Pairs(Pair, 6))  # only the last layer's positions are read
     assert found.recorded
+
+
+class Leaving(Body):
+    """Puts a value of its inside where nobody sees it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        SHELF.append(y * 2)
+        return y
+
+
+class Leavings(Stack):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        SHELF.clear()
+        return super().forward(x) + torch.stack(list(SHELF)).sum(0)
+
+
+def test_values_that_leave_a_layer_unseen() -> None:
+    module = Leavings(Leaving, 6)
+    with pytest.raises(Unlike, match="outside"):
+        record(module, (X,), {}, True)
+    assert recorded_or_exported(module).repeats == 0
 
 
 class Same(Body):

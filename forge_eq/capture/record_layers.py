@@ -44,6 +44,7 @@ class Layers:
     def __init__(self, module: torch.nn.Module, recorder: Recorder) -> None:
         self.recorder = recorder
         self.groups: list[_Group] = []
+        self.traced: list[tuple[Body, frozenset[Call]]] = []  # layers that others repeat, and what they return
         self._undo: list[Callable[[], None]] = []
         for layers, numbers in groups(module):
             self._install(layers, numbers)
@@ -57,6 +58,10 @@ class Layers:
         for group in self.groups:
             if any(t.open for t in group.templates.values()):
                 raise Unlike("the last layer of a group was not called like the ones before it")
+        for body, returned in self.traced if self.repeats else ():
+            own = {*body.calls}
+            if any(user not in own for c in own - returned for user in c.users):
+                raise Unlike(f"a value inside {body.prefix} is read outside it")
 
     @property
     def repeats(self) -> int:
@@ -71,7 +76,7 @@ class Layers:
                 for part in parts:
                     self._watch(part[path], name, group.used)
         for layer in layers:
-            layer.__dict__["forward"] = _Forward(layer, layer.forward, group, self.recorder)
+            layer.__dict__["forward"] = _Forward(layer, group, self)
             self._undo.append(lambda d=layer.__dict__: d.pop("forward"))  # type: ignore[misc]
 
     def _watch(self, part: torch.nn.Module, name: str, used: list[str]) -> None:
@@ -91,9 +96,10 @@ class _Opaque(Exception):
 class _Forward:
     """Stands for a layer's ``forward`` during the recording."""
 
-    def __init__(self, layer: torch.nn.Module, original: Callable[..., Any], group: _Group, recorder: Recorder) -> None:
-        self.layer, self.original, self.group, self.recorder = layer, original, group, recorder
-        self.prefix = recorder.paths[id(layer)]
+    def __init__(self, layer: torch.nn.Module, group: _Group, layers: Layers) -> None:
+        self.layer, self.original, self.group, self.layers = layer, layer.forward, group, layers
+        self.recorder = layers.recorder
+        self.prefix = self.recorder.paths[id(layer)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[torch.Tensor] = []
@@ -116,6 +122,8 @@ class _Forward:
             self.group.templates[key] = self.template(out, body, leaves)
         else:
             self.compare(found, out, body, leaves)
+        if body is not None and self.group.templates[key].body is not None:
+            self.layers.traced.append((body, frozenset(_calls(self.outputs(out, body, leaves)))))
         return out
 
     def traced(self, args: Any, kwargs: Any, reads: tuple[Call, ...]) -> tuple[Any, Body | None]:
@@ -205,6 +213,13 @@ class _Forward:
         made = self.recorder.fresh(value)
         self.recorder.bind(made, call)
         return made
+
+
+def _calls(tree: Any) -> list[Call]:
+    """The calls in a tree of results."""
+    if tree[0] == "tuple":
+        return [c for part in tree[1] for c in _calls(part)]
+    return [tree[1]] if tree[0] == "call" else []
 
 
 def _match(a: Any, b: Any, pairs: dict[Call, Call]) -> bool:

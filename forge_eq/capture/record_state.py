@@ -12,7 +12,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import CellType, FunctionType
+from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -43,6 +43,9 @@ class State:
         if names is None or file.startswith("torch."):
             return
         self._add(file, names)
+        for name, value in list(names.items()):
+            if type(value) is SimpleNamespace or (type(value).__module__ == file and _is_object(value)):
+                self._add(f"{file}.{name}", value)
         for cell in function.__closure__ or ():
             self._add(f"{file}.{function.__name__}", cell)
 
