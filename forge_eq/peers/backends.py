@@ -163,5 +163,5 @@ BACKENDS = {
         Backend("ONNX Runtime", ("onnxruntime", "onnx", "onnxscript"), onnxruntime, "the same file, all optimisations"),
     )
 }
-OURS, AGAIN = "forge_eq", "forge_eq again"
+OURS, AGAIN, RECORD = "forge_eq", "forge_eq again", "forge_eq record"
 STRONG = ("OpenVINO static", "ONNX Runtime")  # the peers that latency is compared with
