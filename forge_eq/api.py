@@ -123,7 +123,7 @@ def settle(
         on_stage("verify")
     start = time.perf_counter()
     batches = input_batches(job["capture"], args, kwargs, job.options.verify)
-    job.forms["extract"], remark = check_graph(job["capture"], job["extract"], batches)
+    job.forms["extract"], remark = check_graph(job["capture"], job["extract"], batches, job.answers)
     job.remarks.append(remark)
     job.seconds["verify"] = time.perf_counter() - start
     return batches

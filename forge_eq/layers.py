@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("alloc",),
     ("schedule",),
     ("run",),
-    ("report", "pipeline"),
+    ("report", "pipeline", "cache"),
     ("api", "program"),
     ("dynamo",),
     ("resnet",),

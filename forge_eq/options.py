@@ -8,6 +8,7 @@ from typing import Any
 from forge_eq.errors import OptionsError
 
 VERIFY = ("off", "quick", "full")
+CAPTURE = ("auto", "export", "record")
 
 
 def _option(default: Any, help: str) -> Any:
@@ -43,6 +44,11 @@ class Options:
     target: str = _option("openvino-cpu", "target by name, or the path of a .toml file")
     limits: Limits = field(default_factory=Limits)
     verify: str = _option("quick", f"how the result is compared with the original: {', '.join(VERIFY)}")
+    capture: str = _option(
+        "auto",
+        f"how a module becomes a graph: {', '.join(CAPTURE)}; auto records, and exports in doubt or without verify",
+    )
+    cache: bool = _option(True, "compile looks for the chosen program on disk, and keeps it there")
     check: bool = _option(False, "run every stage's checker, not only the final ones")
     threads: int = _option(0, "threads of the executor; 0 leaves it to the backend")
 
@@ -51,3 +57,5 @@ class Options:
             raise OptionsError("options", "alpha", f"{self.alpha} is out of range", "use a value between 0 and 10")
         if self.verify not in VERIFY:
             raise OptionsError("options", "verify", f"{self.verify!r} is unknown", f"use one of {', '.join(VERIFY)}")
+        if self.capture not in CAPTURE:
+            raise OptionsError("options", "capture", f"{self.capture!r} is unknown", f"use one of {', '.join(CAPTURE)}")

@@ -28,11 +28,21 @@ class Job:
     forms: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
+    answers: Any = None  # run.differential.Answers of the captured program, where it was compared with the module
+
+    found: bool = False  # the chosen program comes from the cache
 
     def __getitem__(self, stage: str) -> Any:
+        if self.found and stage in ("saturate", "chosen") and stage not in self.forms:
+            self._search()
         if stage not in self.forms:
             raise CheckError("pipeline", stage, "has not run", "run the stages in order")
         return self.forms[stage]
+
+    def _search(self) -> None:
+        """What led to a program that was found, for whoever asks: the same again, as it is deterministic."""
+        again = run(Job(self.options, forms={"capture": self.forms["capture"]}), "extract")
+        self.forms |= {name: again.forms[name] for name in ("saturate", "chosen")}
 
     @property
     def target(self) -> Any:
@@ -70,10 +80,34 @@ class Stage:
 
 
 def _capture(job: Job) -> Any:
-    from forge_eq.capture import capture
+    """The recorder's graph stands only after it gave the module's own values; else torch.export's does."""
+    from forge_eq.capture.export import captured
 
     module, args, kwargs, dynamic = job.source
-    return capture(module, args, kwargs, dynamic)
+    options = job.options
+    how = "export" if options.capture == "auto" and options.verify == "off" else options.capture
+    found = captured(module, args, kwargs, dynamic, how)
+    job.remarks += found.remarks
+    if not found.recorded:
+        return found.graph
+    start = time.perf_counter()
+    wrong = _differs(job, found.graph)
+    job.seconds["confirm"] = time.perf_counter() - start
+    if not wrong:
+        return found.graph
+    job.remarks.append(Remark("failed", "capture", found.graph.name, f"the recording {wrong}; torch.export is used"))
+    return captured(module, args, kwargs, dynamic, "export").graph
+
+
+def _differs(job: Job, graph: Any) -> str:
+    """How a recorded graph's values differ from the module's; empty when they do not, or none can be computed."""
+    from forge_eq.run.confirm import confirm
+
+    module, args, kwargs, _ = job.source
+    found = confirm(graph, module, args, kwargs or {}, job.options.verify)
+    job.answers = found.answers
+    job.remarks += found.remarks
+    return found.reason
 
 
 def _saturate(job: Job) -> Any:
@@ -144,20 +178,24 @@ STAGES: tuple[Stage, ...] = (
 
 
 def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = None, reparse: bool = False) -> Job:
-    """Runs the stages up to ``last``, skipping those whose form is given.
+    """Runs the stages up to ``last`` that come after the last one whose form is given.
 
     ``on_stage`` hears each stage's name before it starts; ``reparse`` prints and parses every form on the way.
     """
+    given = max((k for k, stage in enumerate(STAGES) if stage.name in job.forms), default=-1)
     with ExitStack() as held:
-        for stage in STAGES:
+        for number, stage in enumerate(STAGES):
+            if number < given and stage.name not in job.forms:
+                continue
             if stage.name not in job.forms:
                 if on_stage is not None:
                     on_stage(stage.name)
                 if stage is not STAGES[0]:
                     held.enter_context(collector_held())
-                start = time.perf_counter()
+                start, inner = time.perf_counter(), sum(job.seconds.values())
                 job.forms[stage.name] = stage.run(job)
-                job.seconds[stage.name] = time.perf_counter() - start
+                inner = sum(job.seconds.values()) - inner  # what the stage books under another name
+                job.seconds[stage.name] = time.perf_counter() - start - inner
             if reparse:
                 stage.reparse(job)
             if job.options.check and stage.check is not None:

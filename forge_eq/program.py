@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 
+from forge_eq import cache
 from forge_eq.api import Progress, make_job, make_options, settle
 from forge_eq.capture.execute import run_graph
 from forge_eq.errors import OptionsError, RunError
+from forge_eq.extract.fold import fold
 from forge_eq.ir.graph import Builder, Graph, Signature
 from forge_eq.ir.types import TensorType
 from forge_eq.ops.leaves import input_
@@ -194,20 +196,16 @@ def specialise(
     kwargs: Mapping[str, Any] | None,
     options: Options,
     on_stage: Progress | None = None,
-    captured: Graph | None = None,
 ) -> Specialised:
     """The pipeline for concrete shapes, from capture to a guarded executable."""
-    job = make_job(module, args, kwargs, None, options)
-    if captured is not None:
-        job.forms["capture"] = captured
-    return finish(job, args, kwargs, on_stage)
+    return finish(make_job(module, args, kwargs, None, options), args, kwargs, on_stage)
 
 
 def finish(
     job: Job, args: Sequence[Any], kwargs: Mapping[str, Any] | None, on_stage: Progress | None = None
 ) -> Specialised:
     """From the forms that a job has to a guarded executable; a form given, such as the chosen program, is kept."""
-    run(job, "extract", on_stage)
+    _choose(job, on_stage)
     batches = settle(job, args, kwargs, on_stage)
     graph, names = lift_state(job["extract"])
     job.forms["extract"] = graph
@@ -219,6 +217,24 @@ def finish(
     executable, comparing = _build(job, [*batches[0][1], *state] if batches else None)
     job.seconds |= {"build": time.perf_counter() - start - comparing, "guard": comparing}
     return Specialised(job, executable, names, state)
+
+
+def _choose(job: Job, on_stage: Progress | None) -> None:
+    """The chosen program: given, found on disk, or searched for."""
+    run(job, "capture", on_stage)
+    if "extract" in job.forms:
+        return
+    start = time.perf_counter()
+    key = cache.key_of(job["capture"], job.options)
+    graph, remark = cache.find(key, job["capture"]) if key is not None else (None, None)
+    job.remarks += [remark] if remark is not None else []
+    if graph is not None:
+        job.forms["extract"], job.found = fold(graph, job.options.limits), True
+    job.seconds["cache"] = time.perf_counter() - start
+    run(job, "extract", on_stage)
+    if key is not None and not job.found:
+        kept = cache.keep(key, job["chosen"].graph)
+        job.remarks += [kept] if kept is not None else []
 
 
 def _build(job: Job, examples: list[Any] | None) -> tuple[Executable, float]:
@@ -237,7 +253,7 @@ def _build(job: Job, examples: list[Any] | None) -> tuple[Executable, float]:
     found = guard(
         program,
         job.target,
-        lambda inputs: run_graph(captured, inputs),
+        job.answers or (lambda inputs: run_graph(captured, inputs)),
         examples,
         wide=in_float64(captured),
         threads=job.options.threads,
@@ -279,9 +295,7 @@ def compile(
     if max_size is not None:
         return _padded(program, example_inputs, example_kwargs or {}, dynamic_shapes, max_size)
     if not program.dynamic:
-        first = specialise(module, example_inputs, example_kwargs, chosen, on_stage, captured)
-        first.job.seconds = {**job.seconds, **first.job.seconds}
-        return CompiledProgram(captured, chosen, None, first)
+        return CompiledProgram(captured, chosen, None, finish(job, example_inputs, example_kwargs, on_stage))
     if example_inputs or example_kwargs:
         program._specialise(example_inputs, example_kwargs or {}, program._check(example_inputs, example_kwargs or {}))
     return program

@@ -17,6 +17,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,19 @@ from torch.fx import GraphModule, Node
 
 from forge_eq.capture import targets
 from forge_eq.capture.program import ProgramImport, kept_identities
+from forge_eq.capture.tape import Refused, Unlike
 from forge_eq.errors import CaptureError, FileError
 from forge_eq.ir.graph import Graph
+from forge_eq.remarks import Remark
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph and how it came about. ``recorded``: not by torch.export, so that values should confirm it."""
+
+    graph: Graph
+    recorded: bool = False
+    remarks: tuple[Remark, ...] = ()
 
 
 def capture(
@@ -35,6 +47,7 @@ def capture(
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    how: str = "export",
 ) -> Graph:
     """The program as a graph of the vocabulary.
 
@@ -43,11 +56,57 @@ def capture(
         example_args: positional example inputs (pytrees); their sizes are the program's unless dynamic.
         example_kwargs: keyword example inputs.
         dynamic_shapes: as ``torch.export.export`` takes it; sizes that stay symbolic.
+        how: ``"export"`` by torch.export; ``"record"`` by running the module once on tensors without data, which is
+            ten times as fast and refuses what it is not sure of; ``"auto"`` records and exports after a refusal.
 
     Raises:
-        CaptureError: the module does not export, or the program has something that no graph can hold.
+        CaptureError: the module does not export, or the program has something that no graph can hold; with
+            ``"record"`` also what the recorder refuses.
         FileError: the file is missing or is no exported program.
     """
+    return captured(module, example_args, example_kwargs, dynamic_shapes, how).graph
+
+
+def captured(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, how: str
+) -> Captured:
+    """As :func:`capture`, with what there is to say about it."""
+    remarks: list[Remark] = []
+    if how != "export" and isinstance(module, torch.nn.Module):
+        name = type(module).__name__
+        try:
+            graph = _record(module, args, kwargs, dynamic_shapes, remarks)
+            return Captured(graph, True, tuple(remarks))
+        except Refused as e:
+            if how == "record":
+                remedy = 'capture it with torch.export: capture="export"'
+                raise CaptureError("capture", name, f"cannot be recorded: {e}", remedy) from None
+            remarks.append(Remark("missed", "capture", name, f"not recorded, torch.export is used: {e}"))
+    return Captured(_exported(module, args, kwargs, dynamic_shapes), False, tuple(remarks))
+
+
+def _record(module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any, remarks: list[Remark]) -> Graph:
+    """The recorder's graph: with one layer for all that are alike, else with each traced. Raises Refused."""
+    from forge_eq.capture.record import record
+    from forge_eq.capture.record_import import to_graph
+
+    if dynamic_shapes:
+        raise Refused("some sizes are dynamic")
+    name = type(module).__name__
+    try:
+        found = record(module, args, kwargs, layers=True)
+        graph = to_graph(found, name)
+    except Unlike as e:
+        remarks.append(Remark("missed", "capture", name, f"every layer is traced: {e}"))
+        return to_graph(record(module, args, kwargs, layers=False), name)
+    if found.repeats:
+        remarks.append(Remark("analysis", "capture", name, f"{found.repeats} layers written down as repeats of others"))
+    return graph
+
+
+def _exported(
+    module: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> Graph:
     if isinstance(module, str | os.PathLike):
         name, program = Path(module).stem, _load(Path(module))
     elif isinstance(module, ExportedProgram):

@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from forge_eq.capture import targets
+from forge_eq.capture.tape import Call
 from forge_eq.capture.template import ModuleRef, encode
 from forge_eq.capture.values import DTYPE_NAMES, innermost, parts_read, refuse, type_of
 from forge_eq.errors import ShapeError
@@ -48,7 +49,7 @@ class GraphImporter:
 
     def __init__(self, builder: Builder, constants: Any) -> None:
         self.builder, self.constants = builder, constants
-        self.values: dict[FxNode, Any] = {}  # fx node -> Ref, ModuleRef or a Python constant
+        self.values: dict[FxNode | Call, Any] = {}  # fx node or recorded call -> Ref, ModuleRef or a Python constant
         self.submodules: dict[str, Any] = {}
         self.settled: dict[str, int] = {}  # target of a settled assertion or a dissolved block -> how often
         self.out: Any = None
@@ -98,7 +99,7 @@ class GraphImporter:
     def operand(self, value: Any) -> Any:
         """An fx argument with graph values as Ref; everything else as it is."""
         kind = type(value)
-        if kind is FxNode:
+        if kind is FxNode or kind is Call:
             return self.values[value]
         if isinstance(value, list):
             return [self.operand(v) for v in value]
@@ -110,7 +111,7 @@ class GraphImporter:
             return slice(*(self.operand(v) for v in (value.start, value.stop, value.step)))
         return value
 
-    def call(self, node: FxNode, prefix: str) -> Any:
+    def call(self, node: FxNode | Call, prefix: str) -> Any:
         self._origin = self.origin(node.meta)
         target, args = node.target, tuple([self.operand(a) for a in node.args])
         kwargs = {k: self.operand(v) for k, v in node.kwargs.items()} if node.kwargs else {}
@@ -136,7 +137,7 @@ class GraphImporter:
                 return found
         return self.opaque(node, args, kwargs)
 
-    def adapted(self, node: FxNode, known: tuple[Op, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def adapted(self, node: FxNode | Call, known: tuple[Op, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in the vocabulary (a tuple: part by part), or None when it does not say what the call says."""
         op, adapter = known
         mark = len(self.builder.nodes)
@@ -170,7 +171,7 @@ class GraphImporter:
             raise Unsupported("an argument that the op does not have")
         return self.emit(op, [v for _, v in inputs], [_attribute(v) for _, v in attrs])
 
-    def opaque(self, node: FxNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def opaque(self, node: FxNode | Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call as it is. A settled assertion about metadata is noted instead."""
         target: Any = node.target
         if target is torch.ops.aten._assert_tensor_metadata.default and _settled(node):
@@ -194,9 +195,9 @@ class GraphImporter:
         self.token += 1
         return Ref(self.builder.add(opaque_effect, ids, (name, text, self.token - 1), self.out, self._origin))
 
-    def stored(self, node: FxNode, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def stored(self, node: FxNode | Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The operand stored densely by an explicit call, where that is how the capture saw it."""
-        value = node.args[0].meta.get("val") if isinstance(node.args[0], FxNode) else None
+        value = node.args[0].meta.get("val") if isinstance(node.args[0], FxNode | Call) else None
         if not isinstance(value, torch.Tensor) or not value.is_contiguous() or value.storage_offset() != 0:
             raise Unsupported(f"{node.target} of a value that is a view: it depends on how the value is stored")
         text, operands = encode((args[0],), {})
@@ -226,7 +227,7 @@ class GraphImporter:
             self.constants.nodes[name] = known
         return Ref(known)
 
-    def inline(self, node: FxNode, block: ModuleRef, args: tuple[Any, ...]) -> Any:
+    def inline(self, node: FxNode | Call, block: ModuleRef, args: tuple[Any, ...]) -> Any:
         """The calls of a block whose frame means nothing when no gradient is taken."""
         module = self.submodules.pop(block.name)
         places = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -240,6 +241,9 @@ class GraphImporter:
         self.settled[target] = self.settled.get(target, 0) + 1
 
     def origin(self, meta: dict[str, Any]) -> Origin:
+        recorded: Origin | None = meta.get("origin")
+        if recorded is not None:
+            return recorded
         trace = meta.get("stack_trace") or ""
         stack = meta.get("nn_module_stack")
         path = next(reversed(stack.values()))[0] if stack else ""
@@ -267,16 +271,16 @@ def _attribute(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _same_device(node: FxNode) -> None:
+def _same_device(node: FxNode | Call) -> None:
     source: Any = node.args[0]
     before, after = source.meta["val"], node.meta["val"]
     if before.device != after.device:
         raise Unsupported("a move to another device")
 
 
-def _settled(node: FxNode) -> bool:
+def _settled(node: FxNode | Call) -> bool:
     """Whether the captured type alone decides an ``_assert_tensor_metadata``, and decides that it holds."""
-    value = node.args[0].meta.get("val") if isinstance(node.args[0], FxNode) else None
+    value = node.args[0].meta.get("val") if isinstance(node.args[0], FxNode | Call) else None
     if not isinstance(value, torch.Tensor):
         return False
     named = targets.bound(node.target, node.args, node.kwargs)  # type: ignore[arg-type]

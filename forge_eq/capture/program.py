@@ -49,7 +49,7 @@ def _returns_operand(node: FxNode) -> bool:
     return bool(given and taken and given.is_write and given.before_set == taken.before_set)
 
 
-class _Constants:
+class Constants:
     """The program's tensors by name; one entry per piece of storage seen the same way."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class ProgramImport:
     def __init__(self, name: str, program: ExportedProgram, kept: dict[int, str]) -> None:
         self.name, self.program, self.kept = name, program, kept
         self.builder = Builder(name=name)
-        self.constants = _Constants()
+        self.constants = Constants()
         self.importer = GraphImporter(self.builder, self.constants)
         self.inputs: dict[str, int] = {}  # placeholder -> input index
         self.baked: list[tuple[int, Any]] = []
@@ -158,7 +158,7 @@ class ProgramImport:
         self._type(spec.target, value)
         if node.users:
             self.importer.values[node] = made = self.importer.constant(spec.target, value)
-            if spec.kind is InputKind.CONSTANT_TENSOR and value.dim() == 0 and _is_number(value):
+            if spec.kind is InputKind.CONSTANT_TENSOR and value.dim() == 0 and is_number(value):
                 self.importer.numbers[made.id] = float(value)
         self.fqns[spec.target] = self.constants.enter(spec.target, value)[0]
 
@@ -237,6 +237,6 @@ _WHY = {
 }
 
 
-def _is_number(value: torch.Tensor) -> bool:
+def is_number(value: torch.Tensor) -> bool:
     """A float whose value is at hand: data on the meta device and data that is traced have none."""
     return type(value) is torch.Tensor and value.dtype in (torch.float32, torch.float64) and value.device.type == "cpu"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from forge_eq.capture.tape import Call
 from forge_eq.errors import CaptureError
 from forge_eq.ir.types import NoneType, ScalarType, Sym, TensorType, TupleType, Type
 from forge_eq.ops.aten import Unsupported
@@ -61,7 +62,7 @@ def innermost(trace: str) -> str:
     return ""
 
 
-def refuse(node: FxNode, reason: str) -> CaptureError:
+def refuse(node: FxNode | Call, reason: str) -> CaptureError:
     """The error that names a call, the user's line and why no graph can hold it."""
     where = innermost(node.meta.get("stack_trace") or "")
     return CaptureError(
@@ -72,12 +73,12 @@ def refuse(node: FxNode, reason: str) -> CaptureError:
     )
 
 
-def parts_read(node: FxNode) -> frozenset[int]:
+def parts_read(node: FxNode | Call) -> frozenset[int]:
     """Which results of a call with several are read; every one where a reader takes the whole."""
     count = len(node.meta["val"])
     found: set[int] = set()
     for user in node.users:
-        index = user.args[1] if user.target is operator.getitem else None
+        index = user.args[1] if getattr(user, "target", None) is operator.getitem else None
         if not isinstance(index, int):
             return frozenset(range(count))
         found |= {index % count} if user.users else set()

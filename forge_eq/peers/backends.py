@@ -76,17 +76,21 @@ def onnxruntime(module: torch.nn.Module, args: tuple[Any, ...], threads: int, ma
 
 
 def forge_export(module: torch.nn.Module, args: tuple[Any, ...], threads: int, mark: Mark) -> Call:
-    return _forge(module, args, threads, mark)
+    return _forge(module, args, threads, mark, capture="export")
+
+
+def forge_record(module: torch.nn.Module, args: tuple[Any, ...], threads: int, mark: Mark) -> Call:
+    return _forge(module, args, threads, mark, capture="auto")
 
 
 def _forge(module: torch.nn.Module, args: tuple[Any, ...], threads: int, mark: Any, **options: Any) -> Call:
     import forge_eq
 
-    program = forge_eq.compile(module, args, threads=threads, **options)
+    program = forge_eq.compile(module, args, threads=threads, cache=False, **options)
     seconds = program.job.seconds
     parts = {name: seconds[name] for name in ("capture", "build")}
-    parts["guard"] = seconds["guard"] + seconds.get("verify", 0.0)
-    parts["own"] = sum(v for k, v in seconds.items() if k not in (*parts, "verify"))
+    parts["guard"] = seconds["guard"] + seconds.get("verify", 0.0) + seconds.get("confirm", 0.0)
+    parts["own"] = sum(v for k, v in seconds.items() if k not in (*parts, "verify", "confirm"))
     mark.split(parts)
     return lambda: _listed(program(*args))
 
@@ -143,6 +147,7 @@ BACKENDS = {
     b.name: b
     for b in (
         Backend("forge_eq", ("forge_eq", "openvino"), forge_export, "this compiler, capture by torch.export"),
+        Backend("forge_eq record", ("forge_eq", "openvino"), forge_record, "this compiler, capture by its recorder"),
         Backend(
             "forge_eq again", ("forge_eq", "openvino"), forge_export, "the same once more: how much two runs differ"
         ),
@@ -158,5 +163,5 @@ BACKENDS = {
         Backend("ONNX Runtime", ("onnxruntime", "onnx", "onnxscript"), onnxruntime, "the same file, all optimisations"),
     )
 }
-OURS, AGAIN = "forge_eq", "forge_eq again"
+OURS, AGAIN, RECORD = "forge_eq", "forge_eq again", "forge_eq record"
 STRONG = ("OpenVINO static", "ONNX Runtime")  # the peers that latency is compared with

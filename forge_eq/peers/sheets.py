@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forge_eq.peers.backends import AGAIN, OURS, STRONG
+from forge_eq.peers.backends import AGAIN, OURS, RECORD, STRONG
 from forge_eq.peers.cases import DECODE, Cell
 from forge_eq.peers.measure import Plan
 from forge_eq.peers.statistics import Interval, geomean
@@ -70,7 +70,7 @@ def _summary(made: Sheet, found: Found) -> None:
         if peer is None or peer.latency is None:
             continue
         by_case.setdefault(cell.case, []).append(peer.latency)
-        tails = [r.tail for r in rows if not r.failed and r.backend not in (OURS, AGAIN)]
+        tails = [r.tail for r in rows if not r.failed and r.backend not in (OURS, AGAIN, RECORD)]
         ours = next(r for r in rows if r.backend == OURS)
         static = next((r for r in rows if r.backend == STRONG[0] and not r.failed), None)
         memory = ours.memory / static.memory if static else float("nan")

@@ -71,10 +71,10 @@ def write(evidence: Iterable[Evidence], path: Path = LEDGER) -> None:
     for one in kept:
         if not one.accepted:
             raise RuleError("verify", one.rule, one.reason or "was refused", "mend the rule or move it to rejected")
-    _replace(path, HEADER + "".join(f"{e}\n" for e in kept))
+    replace_file(path, HEADER + "".join(f"{e}\n" for e in kept))
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """All or nothing: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -123,6 +123,6 @@ def remember(found: Evidence) -> None:
     """Keeps accepted evidence; without a writable cache nothing is kept."""
     if found.accepted:
         try:
-            _replace(cache_directory() / f"{found.hash}.txt", f"{found}\n")
+            replace_file(cache_directory() / f"{found.hash}.txt", f"{found}\n")
         except OSError:
             return
