@@ -222,3 +222,18 @@ def test_the_default_is_never_dearer_than_greedy_and_cheaper_in_total():
 def test_cuts_against_loops_close_most_of_the_gap(file, gap):
     pytest.importorskip("highspy", reason="the solver is an extra: pip install 'forge_eq[ilp]'")
     assert solve(Problem.from_json((GYM / file).read_text())).gap <= gap
+
+
+def test_a_huge_problem_needs_no_bit_sets(monkeypatch):
+    """What is done beyond the limit, on problems small enough to compare: valid answers and bounds."""
+    import forge_eq.extract.bounds as bounds
+    import forge_eq.extract.default as default
+
+    for module in (bounds, default):
+        monkeypatch.setattr(module, "MANY", 3)
+    for seed in range(60):
+        problem = random_problem(seed)
+        answer, best = solve(problem), brute_force(problem)
+        check(problem, answer)
+        assert answer.lower_bound <= best * (1 + 1e-12) <= answer.cost * (1 + 1e-9), seed
+        assert answer.cost <= BottomUp().solve(problem, BUDGET).cost * (1 + 1e-12), seed

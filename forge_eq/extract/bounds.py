@@ -12,6 +12,8 @@ from heapq import heappop, heappush
 
 from forge_eq.extract.problem import Nodes, Problem
 
+MANY = 50_000  # classes beyond which a bit set over them for each of them would take gigabytes
+
 
 def forced(problem: Problem) -> list[int]:
     """Per class, as a bit set: classes that every term of it contains (itself included).
@@ -65,12 +67,28 @@ def members(bits: int) -> list[int]:
     return found
 
 
+def in_every_extraction(problem: Problem) -> list[int]:
+    """Classes that all terms of some root contain, ascending.
+
+    Of more than :data:`MANY` classes only those that are reached through classes with a single e-node.
+    """
+    if len(problem.classes) <= MANY:
+        sets, union = forced(problem), 0
+        for root in problem.roots:
+            union |= sets[root]
+        return members(union)
+    found, stack = set(problem.roots), list(problem.roots)
+    while stack:
+        nodes = problem.kids[stack.pop()]
+        fresh = set(nodes[0]) - found if len(nodes) == 1 else set()
+        found |= fresh
+        stack.extend(fresh)
+    return sorted(found)
+
+
 def forced_bound(problem: Problem) -> int:
     """Every class that all terms of some root contain pays at least its cheapest e-node."""
-    sets, union = forced(problem), 0
-    for root in problem.roots:
-        union |= sets[root]
-    return sum(min(problem.weights[c], default=0) for c in members(union))
+    return sum(min(problem.weights[c], default=0) for c in in_every_extraction(problem))
 
 
 def shared_bound(problem: Problem, guide: Mapping[int, Iterable[int]]) -> int:

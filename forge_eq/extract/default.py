@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from forge_eq.extract.answer import conclude, settle
 from forge_eq.extract.base import Budget, Extraction, Promise, check
 from forge_eq.extract.bottom_up import cheapest_trees
-from forge_eq.extract.bounds import forced_bound, shared_bound
+from forge_eq.extract.bounds import MANY, forced_bound, shared_bound
 from forge_eq.extract.exact import branch_and_bound
 from forge_eq.extract.greedy_dag import cheapest_dags
 from forge_eq.extract.highs import SAFETY
@@ -45,7 +45,9 @@ class Default:
     def _solve(self, problem: Problem, budget: Budget, ilp: int) -> Extraction:
         run = _Run(budget, ilp)
         choice, bound = run.solve(problem, 0)
-        if run.stopped:  # greedy on the whole can be luckier than the best found part by part
+        if (
+            run.stopped and len(problem.classes) <= MANY
+        ):  # greedy on the whole can be luckier than the best found part by part
             plain = (settle(problem, start) for start in (cheapest_trees(problem)[0], cheapest_dags(problem)))
             choice = min((choice, *(used for used, _ in plain)), key=lambda c: _cost(problem, c))
         cost = math.fsum(problem.classes[c][i].cost for c, i in choice.items())
@@ -105,10 +107,14 @@ class _Run:
     def search(self, problem: Problem) -> tuple[Choice, float]:
         """The same for a pruned problem that does not split."""
         self.work["solved"] += 1
-        starts = (cheapest_trees(problem)[0], cheapest_dags(problem))
+        many = len(problem.classes) > MANY
+        starts = [cheapest_trees(problem)[0], *([] if many else [cheapest_dags(problem)])]
         used, cost = min((self.improve(problem, start) for start in starts), key=lambda found: found[1])
         guide = {c: problem.kids[c][i] for c, i in used.items()}
         bound = max(forced_bound(problem), shared_bound(problem, guide))
+        if many:
+            self.stopped |= bound < cost
+            return used, bound / problem.scale
         if bound < cost:
             exact = branch_and_bound(problem, cost, self.budget.visits * 100 // max(100, len(problem.classes)))
             self.work["visits"] += exact.visits

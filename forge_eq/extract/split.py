@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forge_eq.extract.bounds import forced, members
+from forge_eq.extract.bounds import in_every_extraction
 from forge_eq.extract.problem import ENode, Problem
 
 NESTING = 20  # splits within splits at most; real problems need 2 or 3
@@ -35,11 +35,8 @@ class Part:
 
 def split(problem: Problem) -> tuple[list[int], list[Part]]:
     """The classes decided already (forced, with one e-node: index 0), and the parts in order of their first class."""
-    sets, union = forced(problem), 0
-    for root in problem.roots:
-        union |= sets[root]
     always = bytearray(len(problem.classes))
-    for c in members(union):
+    for c in in_every_extraction(problem):
         always[c] = 1
     decided = [c for c, nodes in enumerate(problem.classes) if always[c] and len(nodes) == 1 and not problem.cyclic[c]]
     alive = sorted(set(range(len(problem.classes))) - set(decided))

@@ -1,6 +1,6 @@
 """Weights of cost classes against measured order: concordance before and after on models left out of the tuning.
 
-Usage: python bench/weights.py FOLDER/order-chunks.json [--trials 200] [--seed 0] [--out FOLDER]
+Usage: python bench/reweigh.py FOLDER/order-chunks.json [--trials 200] [--seed 0] [--out FOLDER]
 
 The file is what bench/order.py keeps. A model is judged by weights that all the other models chose.
 """
@@ -18,7 +18,7 @@ RAISE = 0.05
 
 
 def main(argv: list[str]) -> int:
-    parser = arguments(__doc__, "weights")
+    parser = arguments(__doc__, "reweigh")
     parser.add_argument("file", type=Path)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     )
     sheet.table("leave one model out", ("model", "pairs", "before", "after", "raise", *classes), rows, note)
     sheet.demand(f"what the raise of {after - before:.3f} lacks to {RAISE}", RAISE - (after - before), 0.0)
-    return finish(sheet, "weights", given.out)
+    return finish(sheet, "reweigh", given.out)
 
 
 if __name__ == "__main__":
