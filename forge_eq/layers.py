@@ -19,9 +19,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run",),
     ("report", "pipeline"),
     ("api", "program"),
+    ("dynamo",),
     ("resnet",),
     ("tune",),
     ("models", "families", "demo"),
+    ("peers",),
     ("cli",),
 )
 
