@@ -128,6 +128,8 @@ CLOSE: dict[str, Kind] = {
     "scales far apart": (lambda self, x: ((x * 1e-30) * 1e30, (x * 1e25) / 1e25, x / 1e-20 / 1e20), (NORMAL,)),
     "shared layer": (lambda self, x: (self.lin(x) * 3 + 1, self.lin(x), self.lin(x.flip(0)) * 3), (NORMAL,)),
     "layers on one input": (lambda self, x: (self.lin(x), x @ self.lin.weight, self.lin(x) + x @ self.lin.weight.t()), (NORMAL,)),
+    "batch of squares, turned or not": (lambda self, x: (x @ self.sq, x @ self.sq.mT, x @ self.sq[0], x @ self.sq[0].t() + 1), (values(1, 2, 3, 4),)),
+    "one memory, two names": (lambda self, x: (x @ self.sq[1], x @ self.sq_turned, F.linear(x, self.sq_turned)), (NORMAL,)),
     "weight as an input": (lambda self, x: (x @ self.lin.weight, self.lin.weight @ self.lin.weight.t() + x.sum()), (NORMAL,)),
     "square turned or not": (lambda self, x: (x @ x, x.t() @ x, x @ x.t(), (x.t() @ x.t()).t()), (values(4, 4, 4),)),
     "vectors": (lambda self, v: (v @ v, self.lin.weight @ v, v @ self.lin.weight, torch.outer(v, v)), (values(4, 4),)),
@@ -142,6 +144,8 @@ CLOSE: dict[str, Kind] = {
 def module_of(function: Callable[..., Any]) -> nn.Module:
     named = {"c": values(9, 2, 3), "g": torch.linspace(0.5, 2, 4), "n": torch.zeros(()), "rows": torch.zeros(3, 4)}
     norm = {"m": torch.zeros(4), "s": torch.ones(4)}
+    squares = values(5, 2, 4, 4)
+    named |= {"sq": squares, "sq_turned": squares[1].t()}
     return Fn(function, lin=seeded(3, nn.Linear(4, 4)), **named, **norm).eval()
 
 

@@ -50,12 +50,14 @@ def weight(g: NodeBuilder, b: Any, turned: bool) -> Any:
     moved = node.get_type_name() == "Transpose"
     source = node.input_value(0).get_node() if moved else node
     shape = list(source.get_output_shape(0))
-    if source.get_type_name() != "Constant" or len(shape) != 2 or shape[0] != shape[1] or g.type(b) == g.ov.Type.bf16:
+    square = len(shape) > 1 and shape[-1] == shape[-2]
+    if source.get_type_name() != "Constant" or not square or g.type(b) == g.ov.Type.bf16:
         return b
-    if g.ways.setdefault(source.data.ctypes.data, turned != moved) == (turned != moved):
+    way = turned != moved
+    if g.ways.setdefault(source.data.ctypes.data, way) == way:
         return b
-    copied = g.opset.constant(np.array(source.data))
-    return g.opset.transpose(copied, node.input_value(1)) if moved else copied
+    order = node.input_value(1).get_node().data if moved else range(len(shape))
+    return g.opset.constant(np.array(np.transpose(source.data, order), order="C"))
 
 
 def _node(x: Any) -> Any:
