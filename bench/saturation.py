@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from sheet import Sheet, arguments, finish, one_of, progress, where
 
 LIMIT_MS, NODES = 50.0, 1000
-DEPTHS = {"gpt2": 24, "llama": 16, "bert": 24}  # layers that give about NODES nodes
+DEPTHS = {"gpt2": 24, "llama": 16, "bert": 12}  # layers that give about NODES nodes
 
 
 def main(argv: list[str]) -> int:
@@ -83,7 +83,7 @@ def wide_nodes() -> Any:
 
 GRAPHS: dict[str, Callable[[], Any]] = {
     "gpt2": gpt2,
-    "llama": lambda: _family("smollm2-135m", "llama"),
+    "llama": lambda: _family("llama-3.2-1b", "llama"),
     "bert": lambda: _family("bert-base", "bert"),
     "random": random_nodes,
     "wide": wide_nodes,

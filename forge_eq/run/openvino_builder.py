@@ -100,6 +100,7 @@ class NodeBuilder:
         self.kept: list[torch.Tensor] = []
         self._scope = ""
         self._made: list[Any] = []
+        self.ways: dict[int, bool] = {}  # address of a square weight -> whether it is read transposed
         self._causal: dict[tuple[int, int], Any] = {}
 
     # ------------------------------------------------------------------------------------------ plumbing
@@ -228,6 +229,12 @@ class NodeBuilder:
         """Keeps NaN, which OpenVINO turns into infinity."""
         return self.select(self.not_equal(x, x), x, self._named(self.opset.exp(x)))
 
+    def subtract(self, a: Any, b: Any) -> Any:
+        """0 - 0 is 0; OpenVINO takes 0 - x for -x, which gives -0."""
+        if isinstance(a, int | float) and a == 0 and math.copysign(1.0, a) > 0 and self._is_float(b):
+            return self.select(self.equal(b, 0.0), 0.0, self.negative(b))
+        return self._named(self.opset.subtract(*self._alike((a, b))))
+
     def divide(self, a: Any, b: Any) -> Any:
         return self._named(openvino_merged.divide(self, *self._alike((a, b))))
 
@@ -294,6 +301,7 @@ class NodeBuilder:
         The CPU plugin merges chains of small products of matrices on one thread, and crashes (2026.4) where the chain
         meets a residual. It looks at matrices only, so a small weight gets a third axis.
         """
+        b = openvino_merged.weight(self, b, transpose_b)
         small = self.rank(a) == self.rank(b) == 2 and max(*self.shape(a)[1:], *self.shape(b)) <= _MERGED
         if not small:
             return self._named(self.opset.matmul(a, b, transpose_a, transpose_b))

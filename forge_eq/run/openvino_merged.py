@@ -1,9 +1,10 @@
-"""Divisions and reductions as OpenVINO nodes, past what the CPU plugin gets wrong when it merges nodes (2026.4).
+"""Nodes past what the CPU plugin gets wrong when it merges nodes or shares weights (2026.4).
 
-Takes a :class:`forge_eq.run.openvino_builder.NodeBuilder` and nodes. Gives a node. Promises: the plugin merges neither
-- a true division that has a constant operand into the product, convolution, norm or reduction before it: c / y comes
-  out as y / c, and y / c after a maximum or a mean as y; nor
-- arithmetic with a vector into a reduction that drops axes: the vector runs along another axis.
+Takes a :class:`forge_eq.run.openvino_builder.NodeBuilder` and nodes. Gives a node. Promises: the plugin
+- does not merge a true division that has a constant operand into the product, convolution, norm or reduction before
+  it: c / y would come out as y / c, and y / c after a maximum or a mean as y;
+- does not merge arithmetic with a vector into a reduction that drops axes: the vector would run along another axis;
+- does not take the packed form of a square weight for that of its transpose, where a program multiplies by both.
 """
 
 from __future__ import annotations
@@ -41,6 +42,22 @@ def reduce(g: NodeBuilder, name: str, x: Any, axes: Any, keepdim: bool) -> Any:
         return x
     made = getattr(g.opset, name)(x, axes, True)
     return made if keepdim else g.reshaped(made, [d for i, d in enumerate(g.shape(x)) if i not in over])
+
+
+def weight(g: NodeBuilder, b: Any, turned: bool) -> Any:
+    """The right operand of a product; a copy of it where its memory was read the other way round before."""
+    node = _node(b)
+    moved = node.get_type_name() == "Transpose"
+    source = node.input_value(0).get_node() if moved else node
+    shape = list(source.get_output_shape(0))
+    square = len(shape) > 1 and shape[-1] == shape[-2]
+    if source.get_type_name() != "Constant" or not square or g.type(b) == g.ov.Type.bf16:
+        return b
+    way = turned != moved
+    if g.ways.setdefault(source.data.ctypes.data, way) == way:
+        return b
+    order = node.input_value(1).get_node().data if moved else range(len(shape))
+    return g.opset.constant(np.array(np.transpose(source.data, order), order="C"))
 
 
 def _node(x: Any) -> Any:
