@@ -136,3 +136,9 @@ def scale_into_weight(x: Var, w: Var, t: Attr, s: Attr) -> Equation:
 def scale_into_weight_and_bias(x: Var, w: Var, b: Var, t: Attr, s: Attr) -> Equation:
     """The same with a bias, as on queries."""
     return to(mul(linear_bias(x, w, b, t), lit(s)), linear_bias(x, mul(w, lit(s)), mul(b, lit(s)), t))
+
+
+@rule("contraction", exact="real", source="addition is associative", when=[is_constant("b"), is_constant("c")])
+def biases_meet(x: Var, w: Var, b: Var, c: Var, t: Attr) -> Equation:
+    """A second bias joins the first."""
+    return to(add(linear_bias(x, w, b, t), c), linear_bias(x, w, add(b, c), t))

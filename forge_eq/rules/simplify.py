@@ -218,7 +218,7 @@ def clamp_of_relu(x: Var, l: Attr, h: Attr) -> Equation:  # noqa: E741
 
 
 def _above(low: Any, high: Any) -> bool:
-    return high is None or (isinstance(high, float) and high >= 0.0)
+    return (high is None or 0.0 <= high < math.inf) and (low is None or math.isfinite(low))
 
 
 def _at_least_zero(low: Any) -> float:

@@ -15,7 +15,7 @@ from forge_eq.ops.linalg import embedding, linear, linear_bias, matmul, matmul_n
 from forge_eq.ops.movement import slice_
 from forge_eq.ops.reduction import amax, mean, sum_
 from forge_eq.ops.spec import AttrVar, Computed, Op, Var, compute
-from forge_eq.rules.dsl import Attr, Equation, build, register, rule, to
+from forge_eq.rules.dsl import Attr, Equation, Guard, build, register, rule, to
 from forge_eq.rules.guards import fact, in_part
 
 ROWS = "each row of the result depends on the same row of the operand only"
@@ -72,8 +72,13 @@ def aligned(x: Var, others: tuple[Var, ...], a: AttrVar, i: AttrVar, j: AttrVar,
 FIELDS = (_axis, _start, _stop)
 
 
-def _enter(name: str, equation: Equation, doc: str, source: str, exact: str) -> None:
-    register(build("slices", name, equation, doc=doc, source=source, exact=exact, when=[PART], where=__file__))
+def _first_wide(x: Any, y: Any) -> bool:
+    """Axes of the result are those of the first operand."""
+    return bool(x.rank >= y.rank)
+
+
+def _enter(name: str, equation: Equation, doc: str, source: str, exact: str, *when: Guard) -> None:
+    register(build("slices", name, equation, doc=doc, source=source, exact=exact, when=[*when, PART], where=__file__))
 
 
 def _elementwise() -> None:
@@ -88,10 +93,12 @@ def _elementwise() -> None:
     for op in (add, sub, mul, div):
         both_cut = op(aligned(x, (y,), a, i, j, k), aligned(y, (x,), a, i, j, k))
         _enter(op.name, to(slice_(op(x, y), a, i, j, k), both_cut), "Both operands have the axis.", PLACES, "bit")
+    first = fact("is_first_wide", _first_wide, "x", "y")
     for op in (add, sub, mul, div, pow_):
         exact = "bit" if op.traits.exact else "real"
         alone = to(slice_(op(x, y), a, i, j, k), op(slice_(x, a, i, j, k), y))
-        _enter(f"{op.name}_beside", alone, "The second operand is the same for all elements.", PLACES, exact)
+        doc = "The second operand is the same for all elements."
+        _enter(f"{op.name}_beside", alone, doc, PLACES, exact, first)
 
 
 _elementwise()

@@ -14,7 +14,7 @@ import numpy as np
 
 from forge_eq.rules.dsl import Guard, Rule
 from forge_eq.verify.interpret import Binding, Misplaced, fires
-from forge_eq.verify.numeric import Counterexample, compare, values_of
+from forge_eq.verify.numeric import Counterexample, compare, odd_values, values_of
 from forge_eq.verify.samples import Samples
 
 
@@ -51,9 +51,10 @@ def _noticed(rule: Rule, bindings: list[Binding], rng: np.random.Generator) -> s
 
 
 def _differs(rule: Rule, binding: Binding, rng: np.random.Generator) -> bool:
-    plan = [("numeric", r) for r in ("special", "masked", *["ordinary"] * 6)] + [("torch", "ordinary")]
+    odd = odd_values(rule)
+    plan = [("numeric", r) for r in (odd, "masked", *["ordinary"] * 6)] + [("torch", "ordinary")]
     if rule.exact == "bit":
-        plan.append(("torch", "special"))
+        plan.append(("torch", odd))
     return any(
         isinstance(compare(rule, binding, values_of(binding, rng, regime), method), Counterexample)
         for method, regime in plan
