@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("api", "program"),
     ("resnet",),
     ("tune",),
-    ("models", "demo"),
+    ("models", "demo", "cached", "generation"),
     ("families",),
     ("cli",),
 )

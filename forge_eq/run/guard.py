@@ -134,7 +134,7 @@ class _Guard:
             return None, _Fault(asked[0], str(e))
         for probe in asked:
             try:
-                found = _seeded(partial(executable, probe.inputs))
+                found = _seeded(partial(executable, [_own(v) for v in probe.inputs]))
             except (ForgeError, RuntimeError) as e:
                 return executable, _Fault(probe, str(e))
             reason = difference(found, probe.wanted, partial(self.outputs_in_float64, probe.inputs))
