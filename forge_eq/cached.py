@@ -8,12 +8,13 @@ Not here: which tokens to pass and to pick (``generation``).
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 
 from forge_eq.errors import InputError
-from forge_eq.models import random_tokens, require
+from forge_eq.models import Logits, Model, random_tokens, require
 
 _ATTENTIVE = frozenset({"full_attention", "sliding_attention"})  # kinds of layers whose memory is keys and values
 
@@ -36,7 +37,7 @@ class CachedLogits(torch.nn.Module):
     ) -> torch.Tensor:
         from transformers.cache_utils import Cache, StaticLayer
 
-        layers = []
+        layers: list[Any] = []
         for keys, values in zip(cache[::2], cache[1::2], strict=True):
             # A layer with a window gets all rows as well: its mask knows the window.
             layer = StaticLayer(max_cache_len=self.rows)
@@ -77,7 +78,14 @@ def _geometry(model: Any) -> tuple[int | list[int], int | list[int], int]:
     if kinds:
         what = f"has layers of kind {', '.join(sorted(kinds))}, whose memory is not keys and values"
         raise InputError("generate", name, what, "run it without a cache, through compile")
-    from transformers.integrations.executorch import get_head_shapes
-
-    heads, size = get_head_shapes(config)
+    heads, size = importlib.import_module("transformers.integrations.executorch").get_head_shapes(config)
     return heads, size, config.num_hidden_layers
+
+
+def causal(model: Model) -> Any:
+    """The language model itself. Raises InputError for a model that is none."""
+    found = model.module.model if isinstance(model.module, Logits) else model.module
+    if not hasattr(found, "generate"):
+        remedy = "name one that gives logits for the next token"
+        raise InputError("generate", model.name, "is not a causal language model of transformers", remedy)
+    return found

@@ -30,7 +30,8 @@ class Sampling:
     """How the next token is chosen from its logits.
 
     ``temperature`` 0 takes the most likely token. Otherwise logits are divided by it; then only the ``top_k`` most
-    likely tokens stay (0: all), and of these the fewest whose probabilities reach ``top_p``; one is drawn with ``seed``.
+    likely tokens stay (0: all), and of these the fewest whose probabilities reach ``top_p``; one is drawn with
+    ``seed``.
 
     Raises:
         OptionsError: a value out of range.
@@ -225,3 +226,11 @@ def generate(
     ids = prompt.flatten().tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
     rows = max(len(ids) + max_new_tokens, 2) if max_tokens is None else max_tokens
     return Generator(model, rows, options=options, on_stage=on_stage)(ids, max_new_tokens, **how)
+
+
+def token_numbers(text: str) -> list[int]:
+    """Tokens written as numbers. Raises InputError for anything else."""
+    try:
+        return [int(p) for p in text.split()]
+    except ValueError:
+        raise InputError("generate", "prompt", f"{text!r} is not a list of tokens", "write numbers: 3 1 4") from None

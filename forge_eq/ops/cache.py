@@ -141,8 +141,8 @@ def _joined_types(types: Any) -> list[TensorType]:
     def join(a: TensorType, b: TensorType, axis: int) -> TensorType:
         cut = [(*t.shape[:axis], *t.shape[axis:][1:]) for t in (a, b)]
         shapes.require(a.dtype == b.dtype and cut[0] == cut[1], "the two parts do not fit")
-        sizes = a.shape[axis], b.shape[axis]
-        shapes.require(all(isinstance(s, int) for s in sizes), "a symbolic number of keys")
+        sizes = [s for s in (a.shape[axis], b.shape[axis]) if isinstance(s, int)]
+        shapes.require(len(sizes) == 2, "a symbolic number of keys")
         return TensorType(a.dtype, (*a.shape[:axis], sum(sizes), *a.shape[axis:][1:]))
 
     rows, last = q.rank - 2, mask.rank - 1
