@@ -105,11 +105,13 @@ def test_sampling_cuts_what_it_says() -> None:
     assert sharp > flat
 
 
+@pytest.mark.slow
 def test_the_function_is_the_class(llama: Generator) -> None:
     found = forge_eq.generate(llama.module.model, torch.tensor([[3, 1, 4]]), 5, eos=())
     assert found.tokens == llama([3, 1, 4], 5, eos=()).tokens
 
 
+@pytest.mark.slow
 def test_the_command_continues_a_prompt(llama: Generator) -> None:
     done = CliRunner().invoke(app, ["generate", "llama-tiny", "--prompt", "3 1 4", "--new", "5", "--max-tokens", "16"])
     assert done.exit_code == 0, done.output

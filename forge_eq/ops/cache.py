@@ -20,10 +20,10 @@ from forge_eq.ops.spec import Cost, Kernel, Op, Traits, op
 # ------------------------------------------------------------------------------------ rows by number
 
 
-def _places(index: Any, size: int) -> list[int]:
-    """The numbers of rows. Raises IndexError where torch has no answer: out of range, or one row twice."""
+def _valid(index: Any, size: int) -> list[int]:
+    """The numbers of rows. Raises IndexError for one out of range, as torch does."""
     found = [int(i) for i in index]
-    if any(not 0 <= i < size for i in found) or len(set(found)) < len(found):
+    if any(not 0 <= i < size for i in found):
         raise IndexError(f"rows {found} of {size}")
     return found
 
@@ -39,7 +39,8 @@ def _written_shape(types: Any, attrs: Any) -> TensorType:
 
 def _written(xp: Any, x: Any, index: Any, rows: Any, axis: int) -> Any:
     made = np.array(x, copy=True)
-    made[(slice(None),) * axis + (_places(index, x.shape[axis]),)] = rows
+    for k, row in enumerate(_valid(index, x.shape[axis])):  # a later row wins
+        made[(slice(None),) * axis + (row,)] = rows[(slice(None),) * axis + (k,)]
     return made
 
 
@@ -47,13 +48,6 @@ def _index_copy(imp: aten.Importer, op: Op, x: Any, dim: int, index: Any, rows: 
     rank = aten.tensor(imp, x).rank
     aten.need(rank > 0 and aten.tensor(imp, index).rank == 1, "a scalar")
     return imp.emit(op, [x, index, rows], [dim % rank])
-
-
-def _distinct(index: Any) -> Any:
-    """The same numbers. Raises IndexError when one comes twice, where torch leaves the result open."""
-    if index.numel() > 1 and not torch.compiler.is_compiling() and index.unique().numel() < index.numel():
-        raise IndexError(f"rows {index.tolist()} are written at once")
-    return index
 
 
 def _samples(rng: Any, known: Any, attrs: Any) -> tuple[list[TensorType], tuple[Any, ...]] | None:
@@ -69,12 +63,12 @@ def _samples(rng: Any, known: Any, attrs: Any) -> tuple[list[TensorType], tuple[
 
 write_rows = op(
     "write_rows(x, index, rows; axis: int) -> y",
-    "x with rows in place of those that index names, each once, along axis.",
+    "x with rows in place of those that index names along axis; of two for one place the later.",
     shape=_written_shape,
     aten={"aten.index_copy.default": _index_copy},
     ref=_written,
-    torch=lambda x, index, rows, axis: x.index_copy(axis, _distinct(index), rows),
-    update=lambda x, index, rows, axis: x.index_copy_(axis, _distinct(index), rows),
+    torch=lambda x, index, rows, axis: x.index_copy(axis, index, rows),
+    update=lambda x, index, rows, axis: x.index_copy_(axis, index, rows),
     samples=_samples,
     traits=Traits(gather=True),
     # What it costs where the cache is written in place; a copy is a reader's fault, and priced there.
@@ -107,13 +101,6 @@ take_rows = op(
 )
 
 
-def _valid(index: Any, size: int) -> list[int]:
-    found = [int(i) for i in index]
-    if any(not 0 <= i < size for i in found):
-        raise IndexError(f"rows {found} of {size}")
-    return found
-
-
 def _hit_shape(types: Any, attrs: Any) -> TensorType:
     shapes.require(types[0].rank == 1 and types[0].dtype == "i64" and attrs[0] >= 0, "a list of rows and a size")
     return TensorType("bool", (attrs[0],))
@@ -125,6 +112,22 @@ rows_hit = op(
     shape=_hit_shape,
     ref=lambda xp, index, size: np.isin(np.arange(size), index),
     torch=lambda index, size: torch.isin(torch.arange(size), index),
+    traits=Traits(gather=True),
+    cost=Cost(flops=lambda i, a, o: 0.0, bytes=lambda i, a, o: float(o.nbytes or 1), cost_class="gather"),
+)
+
+
+def _last_shape(types: Any, attrs: Any) -> TensorType:
+    shapes.require(types[0].rank == 1 and types[0].dtype == "i64", "a list of rows")
+    return TensorType("bool", types[0].shape)
+
+
+rows_last = op(
+    "rows_last(index) -> y",
+    "For each number of index, whether it does not come again later: then its row is the one that stays.",
+    shape=_last_shape,
+    ref=lambda xp, index: ~np.triu(np.equal.outer(index, index), 1).any(1),
+    torch=lambda index: ~(index[:, None] == index).triu(1).any(1),
     traits=Traits(gather=True),
     cost=Cost(flops=lambda i, a, o: 0.0, bytes=lambda i, a, o: float(o.nbytes or 1), cost_class="gather"),
 )

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
-from forge_eq.ops.cache import attention_parts_bias, attention_parts_mask, rows_hit, take_rows, write_rows
+from forge_eq.ops.cache import attention_parts_bias, attention_parts_mask, rows_hit, rows_last, take_rows, write_rows
 from forge_eq.ops.composite import repeat_heads, softmax
 from forge_eq.ops.elementwise import add, logical_and, logical_not, mul, where
 from forge_eq.ops.linalg import matmul, matmul_nt
@@ -123,7 +123,7 @@ BEFORE = [fact("is_rows_axis", _rows_axis, "a", "q"), fact("has_a_place_for_each
 def masked_before_write(q: Var, k: Var, v: Var, i: Var, x: Var, y: Var, m: Var, a: Attr, s: Attr, e: Attr) -> Equation:
     """Looks at a cache before the new rows are in it, so that they can be written once all is computed."""
     old = logical_and(m, logical_not(rows_hit(i, compute(_keys, k))))
-    new = take_rows(m, i, compute(_last, m))
+    new = logical_and(take_rows(m, i, compute(_last, m)), rows_last(i))
     return to(
         attention_mask(q, write_rows(k, i, x, a), write_rows(v, i, y, a), m, s, e),
         attention_parts_mask(q, k, v, x, y, old, new, s, e),
@@ -134,7 +134,7 @@ def masked_before_write(q: Var, k: Var, v: Var, i: Var, x: Var, y: Var, m: Var, 
 def biased_before_write(q: Var, k: Var, v: Var, i: Var, x: Var, y: Var, m: Var, a: Attr, s: Attr, e: Attr) -> Equation:
     """The same under an additive mask; minus infinity added to an infinite score would be no number."""
     old = where(rows_hit(i, compute(_keys, k)), -math.inf, m)
-    new = take_rows(m, i, compute(_last, m))
+    new = where(rows_last(i), take_rows(m, i, compute(_last, m)), -math.inf)
     return to(
         attention_bias(q, write_rows(k, i, x, a), write_rows(v, i, y, a), m, s, e),
         attention_parts_bias(q, k, v, x, y, old, new, s, e),
