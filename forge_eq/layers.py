@@ -19,10 +19,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run",),
     ("report", "pipeline"),
     ("api", "program"),
+    ("dynamo",),
     ("resnet",),
     ("tune",),
     ("models", "demo", "cached", "generation"),
     ("families",),
+    ("peers",),
     ("cli",),
 )
 
