@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forge_eq import rules
     from forge_eq.api import Optimized, optimize
     from forge_eq.errors import ForgeError
+    from forge_eq.generation import Generated, Generator, generate
     from forge_eq.options import Limits, Options
     from forge_eq.program import CompiledProgram, compile, load
     from forge_eq.rules.dsl import Attr, both, rule, to, together
@@ -27,6 +28,9 @@ _WHERE = {
     "compile": "forge_eq.program",
     "load": "forge_eq.program",
     "CompiledProgram": "forge_eq.program",
+    "generate": "forge_eq.generation",
+    "Generator": "forge_eq.generation",
+    "Generated": "forge_eq.generation",
     "Options": "forge_eq.options",
     "Limits": "forge_eq.options",
     "ForgeError": "forge_eq.errors",
@@ -41,11 +45,14 @@ __all__ = [
     "Attr",
     "CompiledProgram",
     "ForgeError",
+    "Generated",
+    "Generator",
     "Limits",
     "Optimized",
     "Options",
     "both",
     "compile",
+    "generate",
     "load",
     "optimize",
     "rule",

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("dynamo",),
     ("resnet",),
     ("tune",),
-    ("models", "families", "demo"),
+    ("models", "families", "demo", "cached", "generation"),
     ("peers",),
     ("cli",),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from forge_eq.ops import attention, composite, convolution, elementwise, linalg, movement, pooling, reduction
+from forge_eq.ops import attention, cache, composite, convolution, elementwise, linalg, movement, pooling, reduction
 from forge_eq.ops.spec import Op
 
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
@@ -167,6 +167,15 @@ def batch_norms() -> Iterator[Sample]:
         yield [rand(*shape), *(rand(c, seed=k) for k in range(3)), rand(c, seed=4).abs() + 0.1], (1e-5,)
 
 
+def in_parts(bias: bool) -> Iterator[Sample]:
+    """A mask for each key, cut where a cache ends and the new rows begin."""
+    for (q, k, v, mask), attrs in masked(bias):
+        if mask.dim() and mask.shape[-1] == k.shape[-2] > 1:
+            at = k.shape[-2] - max(1, k.shape[-2] // 8)
+            (k, x), (v, y) = ((t[..., :at, :], t[..., at:, :]) for t in (k, v))
+            yield [t.contiguous() for t in (q, k, v, x, y, mask[..., :at], mask[..., at:])], attrs
+
+
 def each(*samples: Sample) -> Any:
     return lambda: iter(samples)
 
@@ -236,6 +245,8 @@ SAMPLES: dict[Op, Any] = {
     attention.attention_causal: lambda: ((parts, (scale,)) for parts, _, scale in qkv()),
     attention.attention_bias: lambda: masked(bias=True),
     attention.attention_mask: lambda: masked(bias=False),
+    cache.attention_parts_bias: lambda: in_parts(bias=True),
+    cache.attention_parts_mask: lambda: in_parts(bias=False),
 }
 
 

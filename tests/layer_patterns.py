@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from forge_eq.families import FAMILIES, layers_of
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
+from forge_eq.ops.cache import attention_parts_bias, attention_parts_mask
 from forge_eq.ops.composite import (
     add_layer_norm,
     add_rms_norm,
@@ -37,7 +38,14 @@ from forge_eq.report.match import calls
 _LAYER = re.compile(r"^(.*?(?<![^.])\d+)(?![^.])")
 
 KINDS = {
-    "attention": (attention, attention_bias, attention_causal, attention_mask),
+    "attention": (
+        attention,
+        attention_bias,
+        attention_causal,
+        attention_mask,
+        attention_parts_mask,
+        attention_parts_bias,
+    ),
     "norm": (layer_norm, rms_norm, batch_norm),
     "convolution": (conv, conv_bias),
     "rotary": (rope,),

@@ -15,6 +15,7 @@ import numpy as np
 from forge_eq.ops import (
     REGISTRY,
     attention,
+    cache,
     composite,
     convolution,
     elementwise,
@@ -270,6 +271,39 @@ def masked_attention(boolean: bool) -> Sampler:
     return sample
 
 
+def written_rows(rng: np.random.Generator) -> Iterator[Sample]:
+    places = [((2, 5, 3), 1, [4, 0]), ((4,), 0, [2]), ((1, 2, 6, 3), 2, [5]), ((3, 2), 0, []), ((3, 2), 0, [1, 1])]
+    for shape, axis, index in places:
+        rows = (*shape[:axis], len(index), *shape[axis + 1 :])
+        yield [rng.normal(size=shape), np.array(index, dtype=np.int64), rng.normal(size=rows)], (axis,)
+
+
+def taken_rows(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, axis, index in [((2, 5, 3), 1, [4, 0, 4]), ((4,), 0, [2]), ((3, 2), 1, [])]:
+        yield [rng.normal(size=shape), np.array(index, dtype=np.int64)], (axis,)
+    yield [rng.random(size=(2, 4)) < 0.5, np.array([3, 1])], (1,)
+
+
+def lasts(rng: np.random.Generator) -> Iterator[Sample]:
+    for index in ([2, 0], [], [1, 1, 0, 1]):
+        yield [np.array(index, dtype=np.int64)], ()
+
+
+def hits(rng: np.random.Generator) -> Iterator[Sample]:
+    for index, size in [([2, 0], 4), ([], 3), ([7], 2), ([1], 0)]:
+        yield [np.array(index, dtype=np.int64)], (size,)
+
+
+def attention_in_parts(boolean: bool) -> Sampler:
+    def sample(rng: np.random.Generator) -> Iterator[Sample]:
+        for (q, k, v, mask), attrs in masked_attention(boolean)(rng):
+            if mask.shape[-1] == k.shape[-2]:
+                cut = [np.split(x, [2], axis) for x, axis in ((k, -2), (v, -2), (mask, -1))]
+                yield [q, cut[0][0], cut[1][0], cut[0][1], cut[1][1], cut[2][0], cut[2][1]], attrs
+
+    return sample
+
+
 WINDOWS = [  # x, cout, kernel, strides, begin, end, dilation, groups
     ((2, 3, 7), 4, (3,), (1,), (2,), (0,), (1,), 1),
     ((1, 4, 6), 4, (3,), (1,), (2,), (2,), (1,), 4),
@@ -315,6 +349,7 @@ def literal(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 E, C, M, R, L, A, V, P = elementwise, composite, movement, reduction, linalg, attention, convolution, pooling
+K = cache
 
 SAMPLERS: dict[Op, Sampler] = {
     **dict.fromkeys(
@@ -336,6 +371,8 @@ SAMPLERS: dict[Op, Sampler] = {
     C.rotate_half: halves, C.rope: rope, C.repeat_heads: repeat_heads,
     A.attention: plain_attention, A.attention_causal: plain_attention,
     A.attention_mask: masked_attention(True), A.attention_bias: masked_attention(False),
+    K.write_rows: written_rows, K.take_rows: taken_rows, K.rows_hit: hits, K.rows_last: lasts,
+    K.attention_parts_mask: attention_in_parts(True), K.attention_parts_bias: attention_in_parts(False),
     V.conv: convolution_of(False), V.conv_bias: convolution_of(True), V.batch_norm: batch_norm,
     P.max_pool: pool(True), P.avg_pool: pool(False),
     leaves.literal: literal,

@@ -58,7 +58,8 @@ class _Machine:
         self.memory: dict[str, list[tuple[int, int, int]]] = {}  # device -> (start, end, value), disjoint
         self.constants = {v for v, _ in program.constants}
         self.value = {v.id: v.id for v in program.vregs}
-        self.place: dict[int, Place] = {}
+        # What is written in place is the caller's memory, one piece for each such input.
+        self.place: dict[int, Place] = {v: (f"v{v}", 0, program.vregs[v].nbytes) for v in program.state}
         for arena in allocation.arenas:
             for slot in arena.slots:
                 self.enter(arena.device, arena.peak, slot.vreg, slot.offset, slot.nbytes, allocation.alignment)
@@ -122,7 +123,9 @@ class _Machine:
             reads += [r for r in instr.reads if self.value[r] not in made]
             for dst in instr.dsts:
                 alias = self.program.vregs[dst].alias_of
-                self.value[dst] = dst if alias is None else self.value[alias]
+                self.value[dst] = dst if alias is None or self.program.in_place(instr) else self.value[alias]
+                if alias is not None and self.value[dst] == dst:
+                    self.place[dst] = self.place[self.value[alias]]
                 made.add(dst)
         who = f"{instrs[0].opcode} {', '.join(f'v{d}' for d in instrs[0].dsts)}"
         places = self.read(reads, who)
@@ -152,6 +155,8 @@ class _Machine:
             if not hit:
                 continue
             op = instrs[0].op
+            if self.program.in_place(instrs[0]) and hit == {instrs[0].srcs[0]}:
+                continue
             if boundary or op is None or not op.traits.elementwise or len(hit) != 1 or len(instrs[0].dsts) != 1:
                 fail(who, f"v{vreg} is written over {', '.join(f'v{h}' for h in sorted(hit))}, which is being read")
             (source,) = hit

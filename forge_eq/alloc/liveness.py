@@ -101,8 +101,8 @@ def _boundary(program: Program, body: Sequence[Instr], needed: dict[int, int], s
 def intervals(program: Program, sequence: Sequence[Step]) -> list[Interval]:
     """Live intervals of the registers that own storage, in order of (birth, register)."""
     constants = program.constant_names
-    birth = {v: -1 for v in program.inputs}
-    death = {v: 0 for v in program.inputs}
+    birth = {v: -1 for v in program.inputs if v not in program.state}  # that memory is the caller's
+    death = dict.fromkeys(birth, 0)
     for position, step in enumerate(sequence):
         for write in step.writes:
             birth[write], death[write] = position, position + 1

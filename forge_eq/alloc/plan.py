@@ -62,7 +62,7 @@ class Allocation:
 
     ``granularity`` says what a step is: ``"instr"`` (one instruction: the torch executor, an NPU) or ``"segment"``
     (a segment of an OpenVINO device is one step; what lives only inside belongs to the plugin and has no slot).
-    Constants, host numbers and ``none`` never have one.
+    Constants, inputs that are written in place, host numbers and ``none`` never have one.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The command line: ``forge-eq optimize|compile|explain|tune|rules|ops|verify|bench|demo``.
+"""The command line: ``forge-eq optimize|compile|explain|generate|tune|rules|ops|verify|bench|demo``.
 
 Takes arguments. Gives text: results on standard output, progress on standard error. Promises: every ForgeError is
 told in a panel and ends with status 2, never in a traceback; a refused rule ends with status 1; without a terminal

@@ -1,4 +1,4 @@
-"""Commands on programs: ``optimize``, ``compile``, ``explain``, ``tune``, ``demo``."""
+"""Commands on programs: ``optimize``, ``compile``, ``explain``, ``generate``, ``tune``, ``demo``."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def enter(app: typer.Typer) -> None:
     app.command()(with_options(optimize))
     app.command(name="compile")(with_options(compile_))
     app.command()(with_options(explain))
+    app.command()(with_options(generate))
     app.command()(with_options(tune))
     app.command()(demo)
 
@@ -107,6 +108,43 @@ def explain(
             lambda rule, step, total: bar.update(task, description=f"without {rule}", completed=step - 1, total=total),
         )
     say(text.rstrip())
+
+
+def generate(
+    spec: Spec,
+    prompt: Annotated[str, typer.Option(help="text to continue; token numbers for a model without tokenizer")],
+    new: Annotated[int, typer.Option(help="tokens to add at most", min=1)] = 40,
+    max_tokens: Annotated[int, typer.Option(help="rows of the cache, prompt included", min=2)] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token, more draws", min=0)] = 0.0,
+    top_k: Annotated[int, typer.Option(help="draw from the k most likely tokens; 0: from all", min=0)] = 0,
+    top_p: Annotated[float, typer.Option(help="draw from the likeliest tokens of this probability together")] = 1.0,
+    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    *,
+    options: Options,
+) -> None:
+    """Continue a text with a cache of keys and values."""
+    from rich.progress import Progress
+
+    from forge_eq import models
+    from forge_eq.cached import causal
+    from forge_eq.generation import Generator, Sampling, token_numbers
+
+    Sampling(temperature, top_k, top_p, seed)  # refused before any work
+    with Stages() as on_stage:
+        on_stage("load")
+        model = models.load(spec)
+        tokenizer = model.tokenizer
+        ids = list(tokenizer(prompt)["input_ids"]) if tokenizer else token_numbers(prompt)
+        generator = Generator(causal(model), max_tokens, options=options, on_stage=on_stage)
+    with Progress(console=err(), transient=True, disable=not err().is_terminal) as bar:
+        task = bar.add_task("tokens", total=new)
+        how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        found = generator(ids, new, on_token=lambda _: bar.advance(task), **how)  # type: ignore[arg-type]
+    whole = [*ids, *found.tokens]
+    say(tokenizer.decode(whole, skip_special_tokens=True) if tokenizer else " ".join(map(str, whole)))
+    steps = max(len(found.tokens) - 1, 1)
+    each = found.decode_seconds / steps * 1e3
+    err().print(f"  {len(ids)} tokens read in {found.prefill_seconds:.2f} s, {each:.1f} ms for each of {steps} steps")
 
 
 def tune(

@@ -104,10 +104,18 @@ class FusionGain:
         parts = None if node.op in self.captured else self.parts(node.op, types, node.attrs, node.type)
         return self.time(node.op, types, node.attrs, node.type) if parts is None else parts
 
+    def waiting(self, node: ENode, classes: Sequence[EClass]) -> float:
+        """Microseconds to the host and back, where a kernel reads what the host must first have written in place."""
+        if node.op.kernel is None:
+            return 0.0
+        return (
+            2 * self.target.transfer_us * any(n.op.update is not None for c in node.children for n in classes[c].nodes)
+        )
+
     def node(self, node: ENode, classes: Sequence[EClass], out: Type) -> float:
         """The cost of an e-node."""
         types = [classes[c].type for c in node.children]
-        own = self.time(node.op, types, node.attrs, out)
+        own = self.time(node.op, types, node.attrs, out) + self.waiting(node, classes)
         # An op that the program was captured with is no fusion, whoever made this node of it.
         fusion = bool(node.rule) and node.op not in self.captured
         parts = self.parts(node.op, types, node.attrs, out) if fusion else None

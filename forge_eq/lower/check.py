@@ -2,7 +2,8 @@
 
 Takes a program and its target. Gives nothing; raises CheckError at the first broken invariant. Checks: register
 numbers, single assignment, definitions before uses, types as ``op.infer`` says, aliases, unit and dtype legality per
-device; of a scheduled program also that every read is on the device that holds the value.
+device; that what is written in place is an argument that the program writes back, and is read no more; of a scheduled
+program also that every read is on the device that holds the value.
 Not here: dependences of a schedule (``schedule.check``), storage (``alloc.checker``).
 """
 
@@ -12,7 +13,7 @@ from typing import NoReturn
 
 from forge_eq.errors import CheckError, ShapeError
 from forge_eq.ir.types import TensorType, TupleType
-from forge_eq.lower.npu import COPY, TORCH, Instr, Program, operand_type
+from forge_eq.lower.npu import COPY, TORCH, Instr, Program, operand_type, overwritten_by
 from forge_eq.ops.shapes import given
 from forge_eq.targets import Target
 
@@ -34,9 +35,13 @@ def check(program: Program, target: Target, scheduled: bool = False) -> None:
             _fail("lower", f"v{vreg.id}", f"has type {vreg.type}, which no register holds")
         if not isinstance(vreg.type, TensorType) and vreg.device != target.host:
             _fail("lower", f"v{vreg.id}", f"a {vreg.type} lives on the host, not on {vreg.device}")
-    defined = _leaves(program)
-    for instr in program.instrs:
+    defined, over = _leaves(program), overwritten_by(program)
+    _check_writes(program)
+    for position, instr in enumerate(program.instrs):
         _check_instr(program, target, instr, defined, scheduled)
+        for read in instr.reads:
+            if over.get(read, position) < position:
+                _fail("lower", f"{instr.opcode} v{instr.dsts[0]}", f"reads v{read} after it was written over")
         for dst in instr.dsts:
             if dst in defined:
                 _fail("lower", f"v{dst}", "is assigned twice")
@@ -47,10 +52,31 @@ def check(program: Program, target: Target, scheduled: bool = False) -> None:
     for out in program.outputs:
         if out not in defined:
             _fail("lower", f"v{out}", "is returned and never defined")
+        if out in over:
+            _fail("lower", f"v{out}", "is returned after it was written over")
 
 
 def _fail(stage: str, node: str, reason: str) -> NoReturn:
     raise CheckError(stage, node, reason, "this is a bug in a stage: report it with the printed program")
+
+
+def _check_writes(program: Program) -> None:
+    """Write-backs have the types of their targets; what is written in place is what is written back."""
+    targets = dict[int, int]()
+    for output, index in program.writes:
+        if not (0 <= output < len(program.outputs) and 0 <= index < len(program.inputs)):
+            _fail("lower", f"write {output} -> {index}", "is not an output and an input")
+        out, into = program.outputs[output], program.inputs[index]
+        if program.vregs[out].type != program.vregs[into].type or into in targets:
+            _fail("lower", f"v{into}", f"is written twice, or with v{out}, which has another type")
+        targets[into] = out
+    for root in program.state:
+        if root not in targets or program.root(targets[root]) != root:
+            _fail("lower", f"v{root}", "is written in place and is no argument that the program writes back")
+    updates = [i.reads[0] for i in program.instrs if program.in_place(i)]
+    for read in updates:
+        if updates.count(read) > 1:
+            _fail("lower", f"v{read}", "is written over twice")
 
 
 def _leaves(program: Program) -> set[int]:
@@ -70,7 +96,8 @@ def _check_instr(program: Program, target: Target, instr: Instr, defined: set[in
     for read in instr.reads:
         if read not in defined:
             _fail("lower", name, f"reads v{read} before its definition")
-        if scheduled and not instr.is_copy and program.vregs[read].device != instr.device:
+        there = program.vregs[read].device == instr.device or program.root(read) in program.state
+        if scheduled and not instr.is_copy and not there:
             _fail("lower", name, f"reads v{read}, which is on {program.vregs[read].device}")
     for dst in instr.dsts:
         if not 0 <= dst < len(program.vregs) or program.vregs[dst].device != instr.device:
@@ -116,7 +143,8 @@ def _check_alias(program: Program, instr: Instr, name: str) -> None:
         alias = program.vregs[dst].alias_of
         if alias is None:
             continue
-        if not instr.op.traits.view or not instr.srcs or instr.srcs[0] != alias:
+        shares = instr.op.traits.view or program.in_place(instr)
+        if not shares or not instr.srcs or instr.srcs[0] != alias:
             _fail("lower", name, f"v{dst} cannot share the buffer of v{alias}")
         if program.vregs[alias].nbytes != program.vregs[dst].nbytes:
             _fail("lower", name, f"v{dst} shares the buffer of v{alias}, which has another size")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,8 @@ class Program:
     """A program over virtual registers.
 
     ``inputs`` are registers in argument order, ``constants`` pairs of (register, name in ``data``), ``outputs``
-    registers (user results first, then write-backs, as in the graph). ``data``, ``submodules`` and ``signature``
+    registers (user results first, then write-backs, as in the graph). ``writes`` are pairs of positions (output,
+    input): after a run the input's memory holds that output. ``data``, ``submodules`` and ``signature``
     come from the graph unchanged; they are not part of the text form nor of equality.
     """
 
@@ -132,6 +134,7 @@ class Program:
     constants: tuple[tuple[int, str], ...]
     instrs: tuple[Instr, ...]
     outputs: tuple[int, ...]
+    writes: tuple[tuple[int, int], ...] = ()
     data: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     submodules: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     signature: Signature = field(default=Signature(), compare=False, repr=False)
@@ -165,9 +168,43 @@ class Program:
             vreg, above = above, self.vregs[above].alias_of
         return vreg
 
+    def in_place(self, instr: Instr) -> bool:
+        """Whether the instruction writes its result over its first operand."""
+        return instr.op is not None and instr.op.update is not None and self.vregs[instr.dsts[0]].alias_of is not None
+
+    @cached_property
+    def state(self) -> frozenset[int]:
+        """The inputs that are written in place: the caller's memory, which every device reads where it lies."""
+        return frozenset(self.root(i.dsts[0]) for i in self.instrs if self.in_place(i))
+
     def definers(self) -> dict[int, int]:
         """Register -> position of the instruction that writes it (inputs and constants are absent)."""
         return {dst: position for position, instr in enumerate(self.instrs) for dst in instr.dsts}
+
+
+def overwritten_by(program: Program) -> dict[int, int]:
+    """Register -> position of the in-place write that ends its life, for such registers and for views of them."""
+    updates = {i.reads[0]: p for p, i in enumerate(program.instrs) if program.in_place(i)}
+    fresh = {i.dsts[0] for i in program.instrs if program.in_place(i)}
+    found = {}
+    for vreg in program.vregs if updates else ():
+        at: int | None = vreg.id
+        while at is not None and at not in updates:
+            at = None if at in fresh else program.vregs[at].alias_of
+        if at is not None:
+            found[vreg.id] = updates[at]
+    return found
+
+
+def readers_before(program: Program) -> dict[int, set[int]]:
+    """Position of each in-place write -> positions of the other readers of what it writes over."""
+    over, found = overwritten_by(program), dict[int, set[int]]()
+    for position, instr in enumerate(program.instrs):
+        for read in instr.reads if over else ():
+            at = over.get(read, position)
+            if at != position:
+                found.setdefault(at, set()).add(position)
+    return found
 
 
 def operand_type(program: Program, operand: Operand) -> Type:

@@ -1,9 +1,9 @@
 """Instruction selection.
 
 Takes a graph with static shapes and a target. Gives a *selected* :class:`Program`: one instruction per operation, in
-program order. Promises: every operation has an instruction (the host runs what no device has a kernel for); nothing
-that matters is dropped; composites without a kernel are expanded by their definition; literals become immediates,
-projections disappear.
+program order, save that a write in place follows what reads the value before it. Promises: every operation has an
+instruction (the host runs what no device has a kernel for); nothing that matters is dropped; composites without a
+kernel are expanded by their definition; literals become immediates, projections disappear.
 Not here: the final device and order (``schedule``), storage (``alloc``).
 """
 
@@ -18,6 +18,7 @@ from forge_eq.ir.graph import Graph, Node
 from forge_eq.ir.sizes import is_symbolic
 from forge_eq.ir.types import NoneType, TensorType, TupleType, Type
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
+from forge_eq.lower.state import in_place, written_inputs
 from forge_eq.ops.spec import Op
 from forge_eq.targets import Target, load
 
@@ -89,9 +90,10 @@ class _Selector:
             outputs=tuple(self.output(i) for i in self.graph.outputs),
             data=self.graph.constants,
             submodules=self.graph.submodules,
+            writes=written_inputs(self.graph.signature),
             signature=self.graph.signature,
         )
-        return home_leaves(program, self.target.host)
+        return home_leaves(in_place(program), self.target.host)
 
     def visit(self, node: Node) -> tuple[Operand, ...]:
         self.refuse_symbols(node)

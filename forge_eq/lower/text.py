@@ -11,8 +11,9 @@ equal texts. One fact a line; types after the colon, provenance (node, rule, mod
       v4~v3 = npu.move.reshape v3 {shape=(1024,)} : f32[1024]  ; %5
       return v4
 
-``v4~v3`` says that v4 shares the buffer of v3; a number among the operands is an immediate. Weights, submodules and the
-calling convention are not part of the text. Values are spelled as in ``ir.lexer``.
+``v4~v3`` says that v4 shares the buffer of v3 (a view of it, or written over it), and ``return v9 -> v1`` that v9 is
+what the memory of input v1 holds after the run; a number among the operands is an immediate. Weights, submodules and
+the calling convention are not part of the text. Values are spelled as in ``ir.lexer``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def text(program: Program) -> str:
     lines += [f"  input v{v} : {vregs[v].type} {vregs[v].device}" for v in program.inputs]
     lines += [f"  const v{v} : {vregs[v].type} {vregs[v].device} {plain(names[v])}" for v in names]
     lines += [f"  {instr_text(program, i)}" for i in program.instrs]
-    lines.append("  return" + "".join(f"{',' if k else ''} v{v}" for k, v in enumerate(program.outputs)))
+    into = {output: f" -> v{program.inputs[index]}" for output, index in program.writes}
+    lines.append("  return" + ",".join(f" v{v}{into.get(k, '')}" for k, v in enumerate(program.outputs)))
     return "\n".join(lines) + "\n"
 
 
@@ -99,12 +101,13 @@ class _Reader:
         self.constants: list[tuple[int, str]] = []
         self.instrs: list[Instr] = []
         self.outputs: tuple[int, ...] | None = None
+        self.writes: list[tuple[int, int]] = []
 
     def line(self, c: Cursor) -> None:
         if self.outputs is not None:
             c.fail("a line after return", "end with return")
         if c.take("return"):
-            self.outputs = () if c.done else tuple(self.registers(c))
+            self.outputs = () if c.done else tuple(self.returned(c))
             c.end()
         elif c.take("input"):
             self.inputs.append(self.leaf(c))
@@ -116,10 +119,15 @@ class _Reader:
         else:
             self.instrs.append(self.instr(c))
 
-    def registers(self, c: Cursor) -> list[int]:
-        found = [_register(c)]
-        while c.take(","):
+    def returned(self, c: Cursor) -> list[int]:
+        found: list[int] = []
+        while not found or c.take(","):
             found.append(_register(c))
+            if c.take("->"):
+                target = _register(c)
+                if target not in self.inputs:
+                    c.fail(f"v{target} is no input", "write back into an input")
+                self.writes.append((len(found) - 1, self.inputs.index(target)))
         return found
 
     def leaf(self, c: Cursor) -> int:
@@ -164,6 +172,7 @@ class _Reader:
             constants=tuple(self.constants),
             instrs=tuple(self.instrs),
             outputs=self.outputs,
+            writes=tuple(self.writes),
         )
 
 

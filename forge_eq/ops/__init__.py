@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from forge_eq.ops import (  # noqa: F401
     attention,
+    cache,
     composite,
     convolution,
     effects,

@@ -64,6 +64,24 @@ def _flops(types: Any, attrs: Any, out: Any) -> float:
 COST = Cost(flops=_flops, cost_class="attention")
 _VECTOR = 16  # float32 lanes of the widest vector
 
+
+def _samples(dtype: str) -> Any:
+    """Calls with a mask or bias of this dtype: grouped heads and equal ones, masks that broadcast."""
+
+    def draw(rng: Any, known: Any, attrs: Any) -> tuple[list[TensorType], tuple[Any, ...]] | None:
+        if any(t is not None for t in known):
+            return None
+        groups, s, t, d, e = (rng.choice((1, 2, 3)) for _ in range(5))
+        outer, heads = rng.choice(((), (1,), (2,))), groups * rng.choice((1, 1, 2))
+        mask = rng.choice(((t,), (s, t), (1, t), (heads, s, t), (1,), (s, 1)))
+        shapes_of = ((*outer, heads, s, d), (*outer, groups, t, d), (*outer, groups, t, e))
+        types = [TensorType("f32", found) for found in shapes_of]
+        scale = rng.choice((1.0, 0.5, 0.35, -2.0))
+        return [*types, TensorType("f32" if dtype == "float" else dtype, mask)], (scale, rng.choice(("nan", "zero")))
+
+    return draw
+
+
 # ------------------------------------------------------------------------------------ definitions
 
 
@@ -187,6 +205,7 @@ attention_bias = op(
     kernel=Kernel(
         "attention", lambda g, q, k, v, bias, scale, empty: g.attention(q, k, v, scale, bias=bias, empty=empty)
     ),
+    samples=_samples("float"),
 )
 attention_mask = op(
     "attention_mask(q, k, v, mask; scale: float, empty: str) -> y",
@@ -202,6 +221,7 @@ attention_mask = op(
     kernel=Kernel(
         "attention", lambda g, q, k, v, mask, scale, empty: g.attention(q, k, v, scale, mask=mask, empty=empty)
     ),
+    samples=_samples("bool"),
 )
 
 

@@ -139,9 +139,10 @@ class Op:
     traits: Traits = Traits()
     cost: Cost = Cost()
     kernel: Kernel | None = None
+    update: Callable[..., Any] | None = None  # as ``torch``, written over the first operand, which has y's type
     leaf: str = ""  # input | constant | literal
     effectful: bool = False
-    samples: Callable[..., Any] | None = None  # rng -> [(input arrays, attrs)] for checks that need care
+    samples: Callable[..., Any] | None = None  # (rng, known types, known attrs) -> both, where guessing finds no call
 
     def __call__(self, *args: Any) -> App:
         """Builds a term: tensors first, then attributes, as in the signature."""

@@ -9,11 +9,12 @@ import math
 from typing import Any
 
 from forge_eq.ops.attention import attention, attention_bias, attention_causal, attention_mask
+from forge_eq.ops.cache import attention_parts_bias, attention_parts_mask, rows_hit, rows_last, take_rows, write_rows
 from forge_eq.ops.composite import repeat_heads, softmax
-from forge_eq.ops.elementwise import add, div, mul, where
+from forge_eq.ops.elementwise import add, div, logical_and, logical_not, mul, where
 from forge_eq.ops.linalg import matmul, matmul_nt
 from forge_eq.ops.reduction import sum_
-from forge_eq.ops.spec import Var, lit
+from forge_eq.ops.spec import Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
 from forge_eq.rules.guards import fact, is_last_axis, moderate
 
@@ -101,3 +102,48 @@ def grouped_biased(q: Var, k: Var, v: Var, b: Var, n: Attr, s: Attr, e: Attr) ->
 def grouped_masked(q: Var, k: Var, v: Var, m: Var, n: Attr, s: Attr, e: Attr) -> Equation:
     """The same under a mask of bools."""
     return to(attention_mask(q, repeat_heads(k, n), repeat_heads(v, n), m, s, e), attention_mask(q, k, v, m, s, e))
+
+
+WRITTEN = "a sum over keys does not depend on where they lie: the new rows apart, the rows that they replace left out"
+
+
+def _rows_axis(a: Any, q: Any) -> bool:
+    return bool(a == q.rank - 2)
+
+
+def _own_place(m: Any, k: Any) -> bool:
+    """The mask has a place of its own for each key."""
+    return bool(m.rank >= 1 and m.shape[-1] == k.shape[-2])
+
+
+def _last(m: Any) -> int:
+    return int(m.rank - 1)
+
+
+def _keys(k: Any) -> Any:
+    return k.shape[-2]
+
+
+BEFORE = [fact("is_rows_axis", _rows_axis, "a", "q"), fact("has_a_place_for_each_key", _own_place, "m", "k")]
+
+
+@rule("attention", exact="real", source=WRITTEN, when=BEFORE, finite=("k", "v"))
+def masked_before_write(q: Var, k: Var, v: Var, i: Var, x: Var, y: Var, m: Var, a: Attr, s: Attr, e: Attr) -> Equation:
+    """Looks at a cache before the new rows are in it, so that they can be written once all is computed."""
+    old = logical_and(m, logical_not(rows_hit(i, compute(_keys, k))))
+    new = logical_and(take_rows(m, i, compute(_last, m)), rows_last(i))
+    return to(
+        attention_mask(q, write_rows(k, i, x, a), write_rows(v, i, y, a), m, s, e),
+        attention_parts_mask(q, k, v, x, y, old, new, s, e),
+    )
+
+
+@rule("attention", exact="real", source=WRITTEN, when=BEFORE, finite=("q", "k", "v"))
+def biased_before_write(q: Var, k: Var, v: Var, i: Var, x: Var, y: Var, m: Var, a: Attr, s: Attr, e: Attr) -> Equation:
+    """The same under an additive mask; minus infinity added to an infinite score would be no number."""
+    old = where(rows_hit(i, compute(_keys, k)), -math.inf, m)
+    new = where(rows_last(i), take_rows(m, i, compute(_last, m)), -math.inf)
+    return to(
+        attention_bias(q, write_rows(k, i, x, a), write_rows(v, i, y, a), m, s, e),
+        attention_parts_bias(q, k, v, x, y, old, new, s, e),
+    )

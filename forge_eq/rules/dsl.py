@@ -55,6 +55,7 @@ class Rule:
     exact: str  # "bit": bit for bit | "real": equal over the reals, same accumulator precision | "approx"
     guards: tuple[Guard, ...] = ()
     tolerance: float = 0.0  # of an approx rule, relative to the largest value
+    finite: tuple[str, ...] = ()  # tensors of which the rule supposes that no element is NaN or infinite
     where: str = field(default="", compare=False)
 
     @property
@@ -80,7 +81,8 @@ class Rule:
     def equation(self) -> str:
         """The rule from its code: ``mul(x, 1.0) -> x``."""
         arrow = "; ".join(f"{show(left)} -> {show(right)}" for left, right in self.pairs)
-        return arrow + (f"  when {', '.join(map(str, self.guards))}" if self.guards else "")
+        needs = [*map(str, self.guards), *(f"{name} is finite" for name in self.finite)]
+        return arrow + (f"  when {', '.join(needs)}" if needs else "")
 
     @cached_property
     def hash(self) -> str:
@@ -154,6 +156,7 @@ def build(
     exact: str,
     when: Iterable[Guard] = (),
     tolerance: float = 0.0,
+    finite: Iterable[str] = (),
     where: str = "",
 ) -> list[Rule]:
     """The directed rules of an equation, checked for the mistakes that an author can make.
@@ -166,7 +169,7 @@ def build(
         raise RuleError("rules", name, f"exactness {exact!r} is unknown", "use bit, real or approx")
     if not doc:
         raise RuleError("rules", name, "has no docstring", "say in one sentence why the rule is wanted")
-    first = Rule(family, name, equation.pairs, doc, source, exact, tuple(when), tolerance, where)
+    first = Rule(family, name, equation.pairs, doc, source, exact, tuple(when), tolerance, tuple(finite), where)
     made = [first]
     if equation.reversible:
         flipped = tuple((right, left) for left, right in equation.pairs)
@@ -240,7 +243,13 @@ def register(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def rule(
-    family: str, *, exact: str, source: str, when: Iterable[Guard] = (), tolerance: float = 0.0
+    family: str,
+    *,
+    exact: str,
+    source: str,
+    when: Iterable[Guard] = (),
+    tolerance: float = 0.0,
+    finite: Iterable[str] = (),
 ) -> Callable[[Callable[..., Equation]], RuleSet]:
     """Makes a function of pattern variables a rule. The function's name is the rule's name.
 
@@ -252,6 +261,8 @@ def rule(
         exact: ``"bit"``, ``"real"`` or ``"approx"``; tolerances follow from it.
         source: what the equation rests on: a definition, an axiom, a paper.
         when: guards, see ``rules.guards``.
+        finite: tensors of which the rule supposes that no element is NaN or infinite: what a program keeps from
+            call to call. No type says so; the equation of the rule does.
 
     Example:
         >>> @rule("mine", exact="real", source="matmul is linear in its first argument")
@@ -273,6 +284,7 @@ def rule(
             exact=exact,
             when=when,
             tolerance=tolerance,
+            finite=finite,
             where=f"{code.co_filename}:{code.co_firstlineno}",
         )
         ours = (fn.__module__ or "").startswith("forge_eq.rules.") and ".rejected" not in fn.__module__

@@ -1,7 +1,8 @@
 """The arena in memory: one block of bytes per device, and a tensor over each register's slot.
 
 Takes a program and its allocation. Gives :class:`Memory`. Promises: a register's tensor lies at its offset; constants
-are the program's own tensors, not copies; what lives only inside an OpenVINO segment has no tensor.
+are the program's own tensors, not copies; state is the caller's tensor, bound for one run; what lives only inside an
+OpenVINO segment has no tensor.
 Not here: who writes what (``run.executor``).
 """
 
@@ -34,6 +35,23 @@ class Memory:
             elif isinstance(vreg.type, TensorType):
                 self._place(vreg.id, vreg.type)
         self._view_constants()
+        self._versions = [i for i in program.instrs for d in i.dsts if self.is_state(d)]
+
+    def is_state(self, register: int) -> bool:
+        """Whether the register lies in the caller's memory: an input that is written in place, or a view of it."""
+        return self.program.root(register) in self.program.state
+
+    def bind(self, register: int, value: torch.Tensor) -> None:
+        """Lets an input that is written in place be this contiguous tensor; then call :meth:`bound`."""
+        self.values[register] = value
+
+    def bound(self) -> None:
+        """Sets the registers that are seen through the tensors bound."""
+        for instr in self._versions:
+            if self.program.in_place(instr):
+                self.values[instr.dsts[0]] = self.values[instr.reads[0]]
+            else:
+                (self.values[instr.dsts[0]],) = run_instr(self.program, instr, self.values)
 
     def _place(self, register: int, type: TensorType) -> None:
         slot = self.allocation.slot(self.program, register)

@@ -56,13 +56,21 @@ def input_checker(graph: Graph) -> Callable[..., tuple[Any, ...]]:
         for guard in signature.guards:
             if evaluate(guard, sizes) is False:
                 raise _refusal("arguments", f"sizes {sizes} break {guard}, which the capture relied on")
-        for i in written:
-            for k, other in enumerate(inputs):
-                if k != i and isinstance(other, torch.Tensor) and address(other) == address(inputs[i]) != 0:
-                    raise _refusal(names[i], f"is written by the program and shares its memory with {names[k]}")
+        _check_apart(names, inputs, written)
         return tuple(inputs)
 
     return check_inputs
+
+
+def _check_apart(names: Sequence[str], inputs: Sequence[Any], written: Sequence[int]) -> None:
+    """No argument that is written shares its memory with another one."""
+    places: dict[int, int] = {}  # address -> the first input there
+    for k, value in enumerate(inputs) if written else ():
+        place = address(value) if isinstance(value, torch.Tensor) else 0
+        first = places.setdefault(place, k)
+        if place and first != k and (first in written or k in written):
+            one, other = (first, k) if first in written else (k, first)
+            raise _refusal(names[one], f"is written by the program and shares its memory with {names[other]}")
 
 
 def _leaves(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Any]:
@@ -181,9 +189,12 @@ def deliverer(graph: Graph) -> Callable[..., Any]:
                 taken |= {address(value)} - {0}
             results.append(value)
         goals = {address(t) for t in targets} - {0}
-        pending = [own_copy(values[k]) if address(values[k]) in goals else values[k] for k in written]
+        due = [
+            (t, values[k]) for t, k in zip(targets, written, strict=True) if values[k] is not t
+        ]  # else it is written
+        pending = [(t, own_copy(value) if address(value) in goals else value) for t, value in due]
         with torch.no_grad():
-            for target, value in zip(targets, pending, strict=True):
+            for target, value in pending:
                 target.copy_(value)
         origin = {"value": results, "input": inputs}
         found = [v if kind == "constant" else origin[kind][v] for kind, v in leaves]

@@ -1,9 +1,9 @@
 """The executor: a scheduled program over its arena, OpenVINO segments and host instructions in turn.
 
 Takes a scheduled program and its target. Gives an :class:`Executable`: flat inputs in, flat outputs out. Promises:
-outputs are fresh memory; neither they nor the inputs are looked at after the call; calls may come from several
-threads (they run one after the other); a pinned instruction is computed by torch, and with every instruction pinned
-the same program runs on torch alone: the reference, and the fallback.
+outputs are fresh memory, save those that are written back in place, which are the inputs' own; nothing is looked at
+after the call; calls may come from several threads (they run one after the other); a pinned instruction is computed by
+torch, and with every instruction pinned the same program runs on torch alone: the reference, and the fallback.
 Not here: the call signature (``run.boundary``), whether the results are right (``run.guard``).
 """
 
@@ -20,7 +20,7 @@ from forge_eq.alloc.linear_scan import allocate
 from forge_eq.alloc.liveness import SEGMENT
 from forge_eq.errors import InputError, RunError
 from forge_eq.ir.types import ScalarType, TensorType
-from forge_eq.lower.npu import Instr, Program, Segment
+from forge_eq.lower.npu import Imm, Instr, Program, Segment
 from forge_eq.run.arena import Memory
 from forge_eq.run.segments import ModelSegment
 from forge_eq.run.values import describe, fits, run_instr
@@ -88,9 +88,24 @@ class HostSegment:
 
     def run(self) -> None:
         for instr in self.instrs:
+            if self.memory.program.in_place(instr):
+                self.update(instr)
+                continue
             results = run_instr(self.memory.program, instr, self.memory.values)
             for dst, result in zip(instr.dsts, results, strict=True):
                 self.write(instr, dst, result)
+
+    def update(self, instr: Instr) -> None:
+        """Writes over the operand, which is the caller's memory."""
+        assert instr.op is not None
+        assert instr.op.update is not None
+        try:
+            instr.op.update(
+                *(s.value if isinstance(s, Imm) else self.memory.values[s] for s in instr.srcs), *instr.attrs
+            )
+        except (RuntimeError, IndexError) as e:
+            name, remedy = describe(self.memory.program, instr), "pass places that the cache has"
+            raise RunError("run", name, f"torch refuses it: {e}", remedy) from e
 
     def write(self, instr: Instr, dst: int, result: Any) -> None:
         vreg, program = self.memory.program.vregs[dst], self.memory.program
@@ -137,6 +152,8 @@ class Executable:
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs, user results first, then write-backs; tensors are fresh.
 
+        An input that the program writes in place (``program.state``) is written, and stands for its write-back.
+
         Raises:
             InputError: a value has not the type of its input.
             RunError: a kernel fails on these values, e.g. an index out of range.
@@ -144,14 +161,32 @@ class Executable:
         self._check(inputs)
         with self._lock, torch.no_grad():
             for register, value in zip(self.program.inputs, inputs, strict=True):
-                if isinstance(value, torch.Tensor):
+                if register in self.program.state:
+                    self.memory.bind(register, value.contiguous())
+                elif isinstance(value, torch.Tensor):
                     self.memory.values[register].copy_(value)
                 else:
                     self.memory.values[register] = value
+            self.memory.bound()
             for segment in self.segments:
                 segment.run()
-            found = [self.memory.values[r] for r in self.program.outputs]
-            return [v.clone(memory_format=torch.contiguous_format) if isinstance(v, torch.Tensor) else v for v in found]
+            return self._results(inputs)
+
+    def _results(self, inputs: Sequence[Any]) -> list[Any]:
+        found = []
+        written = dict(self.program.writes)
+        for position, register in enumerate(self.program.outputs):
+            value = self.memory.values[register]
+            if position in written and self.program.root(register) in self.program.state:
+                given = inputs[written[position]]
+                if not given.is_contiguous():  # then the run had a dense copy
+                    given.copy_(value)
+                found.append(given)
+            elif isinstance(value, torch.Tensor):
+                found.append(value.clone(memory_format=torch.contiguous_format))
+            else:
+                found.append(value)
+        return found
 
     def _check(self, inputs: Sequence[Any]) -> None:
         program = self.program

@@ -25,10 +25,11 @@ from forge_eq.remarks import Remark
 from forge_eq.run.bisect import culprits
 from forge_eq.run.executor import Executable, accelerated, pin
 from forge_eq.run.openvino_builder import load_openvino
+from forge_eq.run.pooled import look_again
 from forge_eq.run.probes import probes
 from forge_eq.run.values import describe, evaluate
 from forge_eq.targets import Target
-from forge_eq.verify.criterion import difference
+from forge_eq.verify.criterion import Verdict, compare, difference
 
 Reference = Callable[[Sequence[Any]], Sequence[Any]]  # flat inputs -> flat outputs
 WideReference = Callable[[Sequence[Any]], Sequence[Any] | None]  # None: cannot be computed in float64
@@ -100,12 +101,14 @@ class _Guard:
     def __init__(self, program: Program, target: Target, wide: WideReference | None, threads: int) -> None:
         self.program, self.target, self.wide, self.threads = program, target, wide, threads
         self.remarks: list[Remark] = []
+        self.reference: Reference | None = None
         self.building = 0.0
         self.all = accelerated(program, target)
         if self.all:
             load_openvino()  # its absence is not something to repair
 
     def run(self, reference: Reference, inputs: Sequence[tuple[str, list[Any]]], pins: frozenset[int]) -> Guarded:
+        self.reference = reference
         asked = self.ask(reference, inputs)
         for _ in range(ROUNDS):
             executable, fault = self.attempt(pins, asked)
@@ -143,13 +146,27 @@ class _Guard:
             self.building += time.perf_counter() - start
         for probe in asked:
             try:
-                found = _seeded(partial(executable, probe.inputs))
+                found = _seeded(partial(executable, [_own(v) for v in probe.inputs]))
             except (ForgeError, RuntimeError) as e:
                 return executable, _Fault(probe, str(e))
-            reason = difference(found, probe.wanted, partial(self.outputs_in_float64, probe.inputs))
-            if reason is not None:
-                return executable, _Fault(probe, reason)
+            verdict = self.judged(executable, probe, found)
+            if not verdict:
+                return executable, _Fault(probe, verdict.reason)
         return executable, None
+
+    def judged(self, executable: Executable, probe: _Probe, found: Sequence[Any]) -> Verdict:
+        """The criterion, and where results are few a second look over more inputs."""
+        verdict = compare(found, probe.wanted, partial(self.outputs_in_float64, probe.inputs))
+        if verdict or self.reference is None:
+            return verdict
+        reference = self.reference
+        return look_again(
+            verdict,
+            probe.inputs,
+            lambda inputs: _seeded(partial(executable, inputs)),
+            lambda inputs: _seeded(partial(reference, inputs)),
+            self.outputs_in_float64,
+        )
 
     def outputs_in_float64(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
         """The captured program's answer, never our own program's: that one could not show our own fault."""

@@ -6,7 +6,9 @@ Gives the node of softmax(q k' scale + bias) v. Promises: what ``ops.attention``
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,6 +55,42 @@ def attention(
     if g.rank(seen):
         seen = g.reduce_logical_or(seen, g.i64([g.rank(seen) - 1]), True)
     return g.select(seen, out, 0)
+
+
+def attention_parts(
+    g: NodeBuilder, q: Any, parts: Sequence[tuple[Any, Any, Any]], scale: float, kind: str, empty: str
+) -> Any:
+    """Attention over keys in several places: ``parts`` are (k, v, mask), or bias by ``kind``, of each place.
+
+    Scores are joined and weights are taken apart, so that no key or value is copied. Heads are stacked as in
+    :func:`attention`.
+    """
+    *outer, heads, queries, size = g.shape(q)
+    groups, width = g.shape(parts[0][1])[-3], g.shape(parts[0][1])[-1]
+    apart = [1] if outer and heads == groups == queries else []
+    stacked = [*outer, groups, *apart, heads // groups * queries]
+    q, scores = g.reshaped(q, [*stacked, size]), []
+    for k, _, mask in parts:
+        keys = g.shape(k)[-2]
+        found = g.matmul(q, g.reshaped(k, [*outer, groups, *apart, keys, size]), False, True)
+        found = g.reshaped(found, [*outer, heads, *apart, queries, keys])
+        found = found if scale == 1.0 else g.multiply(found, scale)
+        mask = _spread(g, mask, apart)
+        scores.append(g.add(found, mask) if kind == "bias" else g.select(mask, found, -math.inf))
+    last = g.rank(scores[0]) - 1
+    weights = g.plain_softmax(g.concat(scores, last), last)
+    counts = [g.shape(k)[-2] for k, _, _ in parts]
+    mixed = []
+    for own, keys, (_, v, _) in zip(
+        g.variadic_split(weights, g.i64(last), g.i64(counts)).outputs(), counts, parts, strict=True
+    ):
+        v = g.reshaped(v, [*outer, groups, *apart, keys, width])
+        mixed.append(g.matmul(g.reshaped(own, [*stacked, keys]), v, False, False))
+    out = g.reshaped(functools.reduce(g.add, mixed), [*outer, heads, queries, width])
+    if empty != "zero":
+        return out
+    seen = g.concat([m if kind == "mask" else g.not_equal(m, -math.inf) for _, _, m in parts], g.rank(parts[0][2]) - 1)
+    return g.select(g.reduce_logical_or(seen, g.i64([g.rank(seen) - 1]), True), out, 0)
 
 
 def _spread(g: NodeBuilder, mask: Any, apart: list[int]) -> Any:

@@ -19,7 +19,7 @@ import torch
 
 from forge_eq.errors import RunError
 from forge_eq.run import openvino_merged
-from forge_eq.run.openvino_attention import attention
+from forge_eq.run.openvino_attention import attention, attention_parts
 
 # Config of every compiled model. The CPU plugin otherwise computes f32 models in bf16 where the processor can.
 PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -333,3 +333,7 @@ class NodeBuilder:
     def attention(self, *args: Any, **options: Any) -> Any:
         """See :func:`forge_eq.run.openvino_attention.attention`."""
         return attention(self, *args, **options)
+
+    def attention_parts(self, *args: Any) -> Any:
+        """See :func:`forge_eq.run.openvino_attention.attention_parts`."""
+        return attention_parts(self, *args)

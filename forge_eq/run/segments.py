@@ -167,8 +167,11 @@ class ModelSegment:
         )
         self.compiled = compile_model(self.built, threads)
         self.request = self.compiled.create_infer_request()
+        self.state = {index: register for index, register in enumerate(self.built.reads) if memory.is_state(register)}
+        self.seen: dict[int, torch.Tensor] = {}  # what the state's inputs are bound to, kept alive
         for index, register in enumerate(self.built.reads):
-            self.request.set_input_tensor(index, shared_tensor(memory.values[register]))
+            if index not in self.state:
+                self.request.set_input_tensor(index, shared_tensor(memory.values[register]))
         for index, register in enumerate(self.built.writes):
             self.request.set_output_tensor(index, shared_tensor(memory.values[register]))
 
@@ -176,5 +179,11 @@ class ModelSegment:
         """Computes the segment from what the arena holds."""
         for copy in self.copies:
             self.memory.values[copy.dsts[0]].copy_(self.memory.values[copy.reads[0]])
-        if self.built is not None:
-            self.request.infer()
+        if self.built is None:
+            return
+        for index, register in self.state.items():
+            value = self.memory.values[register]
+            if index not in self.seen or self.seen[index].data_ptr() != value.data_ptr():
+                self.seen[index] = value
+                self.request.set_input_tensor(index, shared_tensor(value))
+        self.request.infer()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from forge_eq.alloc.liveness import live_levels, live_peaks
-from forge_eq.lower.npu import Instr, Program
+from forge_eq.lower.npu import Instr, Program, readers_before
 from forge_eq.targets import Target
 
 Order = list[int]  # positions in the given program
@@ -45,12 +45,15 @@ class Figures:
 
 
 def dependences(program: Program) -> list[list[int]]:
-    """For each instruction the earlier ones that it must follow: definitions of what it reads, and the last effect."""
-    definers = program.definers()
+    """For each instruction the earlier ones that it must follow.
+
+    These are the definitions of what it reads, the last effect, and before a write in place all who read the old value.
+    """
+    definers, readers = program.definers(), readers_before(program)
     found: list[list[int]] = []
     effect: int | None = None
     for position, instr in enumerate(program.instrs):
-        before = {definers[r] for r in instr.reads if r in definers}
+        before = {definers[r] for r in instr.reads if r in definers} | readers.get(position, set())
         if instr.effectful:
             if effect is not None:
                 before.add(effect)

@@ -2,7 +2,8 @@
 
 Takes a selected program and a device per instruction. Gives the same program, in the same order, in which every read
 is on the device that holds the value. Promises: a value crosses to a device at most once, right before its first
-reader there; a constant lives on every device that reads it and is never transferred.
+reader there; a constant lives on every device that reads it and is never transferred; neither is state, which is
+read where it lies.
 Not here: which device, which order.
 """
 
@@ -56,6 +57,8 @@ class _Transfers:
     def on(self, source: Operand, device: str, reader: Instr) -> Operand:
         """The operand as ``device`` can read it."""
         if not isinstance(source, int) or self.vregs[source].device == device:
+            return source
+        if self.program.root(source) in self.program.state:
             return source
         if (source, device) not in self.twins:
             self.twins[source, device] = self.twin(source, device, reader)

@@ -56,6 +56,6 @@ def _differs(rule: Rule, binding: Binding, rng: np.random.Generator) -> bool:
     if rule.exact == "bit":
         plan.append(("torch", odd))
     return any(
-        isinstance(compare(rule, binding, values_of(binding, rng, regime), method), Counterexample)
+        isinstance(compare(rule, binding, values_of(binding, rng, regime, rule.finite), method), Counterexample)
         for method, regime in plan
     )

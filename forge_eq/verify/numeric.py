@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +77,13 @@ def draw(type_: Type, rng: np.random.Generator, regime: str) -> np.ndarray[Any, 
     return np.asarray(made)
 
 
-def values_of(binding: Binding, rng: np.random.Generator, regime: str) -> Values:
-    return {n: draw(t, rng, regime) for n, t in binding.types.items() if getattr(t, "dtype", WEAK) != WEAK}
+def values_of(binding: Binding, rng: np.random.Generator, regime: str, finite: Collection[str] = ()) -> Values:
+    """Values for the tensors; ordinary ones for those that the rule supposes to be ``finite``."""
+    return {
+        n: draw(t, rng, "ordinary" if n in finite else regime)
+        for n, t in binding.types.items()
+        if getattr(t, "dtype", WEAK) != WEAK
+    }
 
 
 # ------------------------------------------------------------------------------------------------ agreement
@@ -191,7 +196,7 @@ def refute(rule: Rule, bindings: list[Binding], *, trials: int = 50, seed: int =
     for k in range(max(trials, len(bindings))):
         binding = bindings[k % len(bindings)]
         for method, regime in plan:
-            outcome = compare(rule, binding, values_of(binding, rng, regime), method)
+            outcome = compare(rule, binding, values_of(binding, rng, regime, rule.finite), method)
             if isinstance(outcome, Counterexample):
                 found.failed = outcome
                 return found

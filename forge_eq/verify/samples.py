@@ -44,6 +44,8 @@ class _Search:
             if term.name not in self.types:
                 self.types[term.name] = self.propose.type(self._seen())
             return self.types[term.name]
+        if term.op.samples is not None and all(isinstance(a, Var) for a in term.args):
+            self._given(term)
         closed = {i: self.walk(a) for i, a in enumerate(term.args) if not self._open(a)}
         unknown = [a for a in term.args if self._open(a)]
         attrs = [(i, v) for i, v in enumerate(term.attrs) if isinstance(v, AttrVar) and v.name not in self.attrs]
@@ -54,6 +56,16 @@ class _Search:
             except Untyped:
                 self._forget(unknown, attrs)
         raise _Dead
+
+    def _given(self, term: App) -> None:
+        """Binds the free variables of a call as the op itself proposes, if it does."""
+        names = [a.name for a in term.args if isinstance(a, Var)]
+        known = [self.attrs.get(v.name) if isinstance(v, AttrVar) else v for v in term.attrs]
+        found = term.op.samples(self.propose.rng, [self.types.get(n) for n in names], known)  # type: ignore[misc]
+        if found is not None:
+            self.types = {**dict(zip(names, found[0], strict=True)), **self.types}
+            free = [(v.name, a) for v, a in zip(term.attrs, found[1], strict=True) if isinstance(v, AttrVar)]
+            self.attrs = {**dict(free), **self.attrs}
 
     def _open(self, term: Term) -> bool:
         """An operand whose candidates depend on what stands beside it."""
@@ -109,11 +121,22 @@ class _Search:
         return resolve(term.attrs[0], self.types, self.attrs) if term.op.leaf == "literal" else None
 
 
+def _before_writes(term: Term) -> Term:
+    """The term without what writes over an operand: that changes no type, and what reads it is harder to fit."""
+    if not isinstance(term, App):
+        return term
+    args = tuple(_before_writes(a) for a in term.args)
+    if term.op.update is not None:
+        return args[0]
+    return App(term.op, args, term.attrs) if args != term.args else term
+
+
 def attempt(rule: Rule, rng: random.Random, *, extreme: bool = False, symbolic: bool = False) -> Binding | None:
     """One binding under which every left side of the rule type-checks, or None."""
     search = _Search(Proposer(rng, extreme, symbolic))
     try:
         for left, _ in rule.pairs:
+            search.walk(_before_writes(left))
             search.walk(left)
     except _Dead:
         return None
