@@ -1,7 +1,7 @@
 """The Fusion-Gain cost: what an e-node costs on a target, in predicted microseconds.
 
-An unfused node costs a roofline time, ``launch + max(flops / peak, bytes / bandwidth)``, times the weight
-of its cost class. A node that a rule fused, with definition parts P, costs
+An unfused node costs the time of its kernel (``targets.price``), a linear layer in its better orientation.
+A node that a rule fused, with definition parts P, costs
 
     sum(time(p) for p in P) - alpha * gain + penalty,    gain = sum(time(p) for p in P) - time(fused)
 
@@ -19,10 +19,11 @@ from forge_eq.egraph.view import EClass, ENode
 from forge_eq.errors import ExtractError
 from forge_eq.ir.expand import expand
 from forge_eq.ir.graph import Builder, Graph, Node
-from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
+from forge_eq.ir.types import TensorType, TupleType, Type
 from forge_eq.ops.spec import Op
 from forge_eq.options import Options
 from forge_eq.targets import Target
+from forge_eq.targets.price import best_time
 
 LEAF = 1e-3  # microseconds: positive, and never what a choice turns on
 VIEW = 5e-2  # a view moves nothing, yet fewer views are better
@@ -37,13 +38,6 @@ def sized(type: Type) -> Type:
     if isinstance(type, TensorType) and not type.static:
         return TensorType(type.dtype, tuple(d if isinstance(d, int) else SYMBOLIC for d in type.shape))
     return type
-
-
-def nbytes(type: Type) -> float:
-    """Bytes of a value; literals and host numbers have none."""
-    if isinstance(type, TupleType):
-        return sum(nbytes(t) for t in type.items)
-    return float(type.nbytes or 0) if isinstance(type, TensorType) and type.dtype != WEAK else 0.0
 
 
 class FusionGain:
@@ -70,10 +64,7 @@ class FusionGain:
             return VIEW
         key = (op, tuple(types), repr(attrs), out)
         if key not in self._times:
-            known, result = [sized(t) for t in types], sized(out)
-            flops = op.cost.flops(known, attrs, result) if op.cost.flops else _elements(result)
-            moved = op.cost.bytes(known, attrs, result) if op.cost.bytes else nbytes(result) + sum(map(nbytes, known))
-            self._times[key] = self.target.weight(op.cost.cost_class) * self.target.kernel_time(flops, moved)
+            self._times[key] = best_time(self.target, op, [sized(t) for t in types], attrs, sized(out))
         return self._times[key]
 
     def parts(self, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float | None:
@@ -139,12 +130,6 @@ def cost_of(graph: Graph, target: Target, options: Options) -> FusionGain:
     if options.cost is not None:
         return UserCost(options.cost, target)
     return FusionGain.of(graph, target, options.alpha)
-
-
-def _elements(type: Type) -> float:
-    if isinstance(type, TupleType):
-        return sum(_elements(t) for t in type.items)
-    return float(type.elements or 1) if isinstance(type, TensorType) else 1.0
 
 
 def _placeholder() -> Op:
