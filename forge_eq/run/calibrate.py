@@ -62,7 +62,7 @@ def merge(found: Sequence[Any]) -> Any:
         return {k: merge([f[k] for f in found]) for k in first}
     if isinstance(first, list):
         return [merge(parts) for parts in zip(*found, strict=True)]
-    return median(found)
+    return first if all(f == first for f in found) else median(found)  # sizes are equal, and stay whole numbers
 
 
 # ------------------------------------------------------------------------------------------ in one process
