@@ -66,15 +66,17 @@ def priced(base: Any, job: Any, factors: Callable[[Any, Sequence[Any]], float]) 
     return Steered(base, 1.0, frozenset(n.op for n in job["capture"].nodes))
 
 
-def programs(job: Any, target: Any) -> dict[str, Any]:
-    """Selected programs by name, all equal in value."""
+def programs(job: Any) -> dict[str, Any]:
+    """Selected programs by name, all equal in value; the same ones whatever was measured on this machine."""
     from forge_eq.extract.fold import fold
     from forge_eq.extract.program import choose
     from forge_eq.lower.orient import is_layer, orient, orient_all
     from forge_eq.lower.select import lower
+    from forge_eq.targets import shipped
 
+    target = shipped(job.target.name)
     rows = replace(
-        target, kernels=replace(target.kernels, points=tuple(p for p in target.kernels.points if p.form != "left"))
+        target, kernels=replace(target.kernels, points=tuple(p for p in target.kernels.points if not p.form.startswith("left")))
     )
 
     def fused(node: Any) -> bool:
@@ -118,25 +120,48 @@ def programs(job: Any, target: Any) -> dict[str, Any]:
     return found
 
 
+def saturated(name: str, tokens: int) -> tuple[Any, Any]:
+    """The model and its e-graph."""
+    from forge_eq.options import Options
+    from forge_eq.pipeline import Job, run
+
+    made = model(name, tokens)
+    return made, run(Job(Options(), (made.module, made.args, None, None)), "saturate")
+
+
+def planned(job: Any) -> dict[str, Any]:
+    """The schedules of the variants that differ, by name."""
+    from forge_eq.lower.text import text
+    from forge_eq.schedule.plan import schedule
+
+    plans, seen = {}, set()
+    for variant, program in programs(job).items():
+        plan = schedule(program, job.target)
+        if (shown := text(plan.program)) not in seen:
+            seen.add(shown)
+            plans[variant] = plan
+    return plans
+
+
+def predict_again(chunks: dict[str, Any]) -> None:
+    """The predictions of kept chunks under the target as it is now; the measured times stay."""
+    for key in progress(list(chunks), "predict"):
+        name, _, tokens = key.partition(", ")
+        job = saturated(name, int(tokens))[1]
+        for variant, plan in planned(job).items():
+            if variant in chunks[key]["variants"]:
+                chunks[key]["variants"][variant]["predicted"] = plan.predicted_us
+        chunks[key]["measured figures"] = list(job.target.measured)
+
+
 def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
     """One model at one number of tokens: predictions, and times of all variants in turn."""
     import torch
 
-    from forge_eq.lower.text import text
-    from forge_eq.options import Options
-    from forge_eq.pipeline import Job, run
     from forge_eq.run.executor import Executable
-    from forge_eq.schedule.plan import schedule
 
-    made = model(name, tokens)
-    job = run(Job(Options(), (made.module, made.args, None, None)), "saturate")
-    target = job.target
-    plans, seen = {}, set()
-    for variant, program in programs(job, target).items():
-        plan = schedule(program, target)
-        if (shown := text(plan.program)) not in seen:
-            seen.add(shown)
-            plans[variant] = plan
+    made, job = saturated(name, tokens)
+    target, plans = job.target, planned(job)
     names = [*plans, "best"]  # the last is built again: what differs between its two builds is noise
     if "best" not in plans:
         names[-1] = next(iter(plans))
@@ -217,12 +242,19 @@ def fill(sheet: Sheet, chunks: Mapping[str, Any]) -> None:
     sheet.figures["chunks"] = dict(chunks)
 
 
+def keep(where: Path | None, chunks: Mapping[str, Any]) -> None:
+    if where is not None:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.write_text(json.dumps(chunks, indent=1) + "\n", encoding="utf-8")
+
+
 def main(argv: list[str]) -> int:
     parser = arguments(__doc__, "order")
     parser.add_argument("--models", default=",".join(LAYERS), type=one_of(LAYERS), help=f"of {', '.join(LAYERS)}")
     parser.add_argument("--tokens", default="1,16,128", type=lambda text: [int(t) for t in text.split(",")])
     parser.add_argument("--rounds", type=int, default=15, help="times that every variant runs")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no chunk after this time")
+    parser.add_argument("--again", action="store_true", help="predict kept chunks again, after a calibration")
     given = parser.parse_args(argv)
 
     import torch
@@ -230,6 +262,8 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(given.threads)
     kept = given.out / "order-chunks.json" if given.out is not None else None
     chunks = json.loads(kept.read_text(encoding="utf-8")) if kept is not None and kept.is_file() else {}
+    if given.again:
+        predict_again(chunks)
     start, wanted = time.perf_counter(), [(m, t) for m in given.models for t in given.tokens]
     missing = [(m, t) for m, t in wanted if f"{m}, {t}" not in chunks]
     for name, tokens in progress(missing, "order"):
@@ -237,9 +271,9 @@ def main(argv: list[str]) -> int:
             tell("out of time: run the command again for the rest")
             break
         chunks[f"{name}, {tokens}"] = chunk(name, tokens, given.threads, given.rounds)
-        if kept is not None:
-            given.out.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(chunks, indent=1) + "\n", encoding="utf-8")
+        keep(kept, chunks)
+    if given.again:
+        keep(kept, chunks)
     chosen = {f"{m}, {t}": chunks[f"{m}, {t}"] for m, t in wanted if f"{m}, {t}" in chunks}
     sheet = Sheet("Predicted and measured order", where(given.threads, layers=LAYERS))
     fill(sheet, chosen)

@@ -35,6 +35,7 @@ from forge_eq.targets import Target
 from forge_eq.targets.price import left_time, move_time, nbytes, row_time
 
 FREE = 0.05  # microseconds: an order that differs in axes of size 1 is the same bytes, yet fewer changes are better
+PACKED = 0.02  # share of its time that a layer may lose, if that saves the copy of its weight that rows cost
 FLAG = 0.1  # share of a transposition that a product pays to read its operand in the other order
 NORM = 2.0  # a norm over another axis than the last is no kernel of its own: several passes instead of one
 NANO = 1000  # capacities are whole nanoseconds: sums of floats would make the cut depend on the order of edges
@@ -43,7 +44,7 @@ SOURCE, SINK = "row", "feature"
 
 def orient(program: Program, target: Target) -> Program:
     """Chooses the layout of every instruction of a selected program."""
-    if not target.kernels.has("left") or not any(_gain(program, target, i) > 0 for i in program.instrs):
+    if not target.kernels.has("left") or not any(_gains(program, target, i) for i in program.instrs):
         return program
     axes = token_axes(program, target)
     chosen = _Network(program, target, axes).cut()
@@ -100,14 +101,14 @@ def _types(program: Program, instr: Instr) -> tuple[list[Type], Type]:
     return [operand_type(program, s) for s in instr.srcs], results[0] if len(results) == 1 else TupleType(results)
 
 
-def _gain(program: Program, target: Target, instr: Instr) -> float:
-    """Predicted microseconds that the weight on the left saves one instruction."""
+def _gains(program: Program, target: Target, instr: Instr) -> bool:
+    """Whether the weight on the left suits a layer by itself."""
     if not is_layer(instr) or target.device(instr.device).kind != "openvino":
-        return 0.0
+        return False
     types, out = _types(program, instr)
     assert instr.op is not None
     left = left_time(target, instr.op, types, instr.attrs, out)
-    return 0.0 if left is None else row_time(target, instr.op, types, instr.attrs, out) - left
+    return left is not None and left < (1.0 + PACKED) * row_time(target, instr.op, types, instr.attrs, out)
 
 
 def own_time(program: Program, target: Target, instr: Instr, layout: Layout) -> float:
@@ -160,7 +161,8 @@ class _Network:
     def own(self, position: int) -> None:
         instr = self.program.instrs[position]
         order = feature_major(_rank(self.program, instr), self.axes[position])
-        self.capacity[position, SINK] = own_time(self.program, self.target, instr, ())
+        packed = 1.0 + PACKED if is_layer(instr) else 1.0
+        self.capacity[position, SINK] = packed * own_time(self.program, self.target, instr, ())
         self.capacity[SOURCE, position] = own_time(self.program, self.target, instr, order)
 
     def read(self, register: int, reader: int) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 
 from forge_eq.errors import RunError
 from forge_eq.run.openvino_builder import PRECISION, load_openvino
+from forge_eq.targets.kernels import FORMS
 
 SHAPES = ((768, 3072), (3072, 768), (896, 4864), (2048, 2048), (2048, 8192), (8192, 2048))  # k, n
 TOKENS = (1, 16, 128, 512)
-FORMS = ("plain", "act", "left")
 REPEATS = {1: 9, 16: 7, 128: 4, 512: 2}
 COLD = 1 << 25  # weights that one request streams, in elements: what a few layers have, more than a core's caches
 SHORT = 1 << 22  # the same where arithmetic hides the traffic
@@ -98,11 +98,12 @@ class _Bench:
     def layers(self, form: str, k: int, n: int, tokens: int, copies: int) -> Any:
         """``copies`` layers over one input, each with its own weight and result."""
         o = self.o
-        x = o.parameter([1, k, tokens] if form == "left" else [1, tokens, k], self.np.float32)
+        left, turned = form.startswith("left"), form == "left_kn"
+        x = o.parameter([1, k, tokens] if left else [1, tokens, k], self.np.float32)
         results = []
         for i in range(copies):
-            w = self.weight(i * k * n, n, k)
-            y = o.matmul(w, x, False, False) if form == "left" else o.matmul(x, w, False, True)
+            w = self.weight(i * k * n, *((k, n) if turned else (n, k)))
+            y = o.matmul(w, x, turned, False) if left else o.matmul(x, w, False, True)
             results.append(o.swish(y) if form == "act" else y)
         return self.request(results, [x])
 

@@ -51,7 +51,8 @@ def left_time(target: Target, op: Op, types: Sequence[Type], attrs: tuple[Any, .
     The plugin runs bias and activation as a kernel of their own behind it.
     """
     size = layer(op, types, out)
-    found = None if size is None else target.kernels.time("left", *size)
+    form = "left" if attrs[:1] == (True,) else "left_kn"  # attribute 0 of every linear layer: stored [n, k]
+    found = None if size is None else target.kernels.time(form, *size)
     if found is None:
         return None
     behind = len(types) > 2 or op.cost.form == "act"
