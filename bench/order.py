@@ -75,9 +75,8 @@ def programs(job: Any) -> dict[str, Any]:
     from forge_eq.targets import shipped
 
     target = shipped(job.target.name)
-    rows = replace(
-        target, kernels=replace(target.kernels, points=tuple(p for p in target.kernels.points if not p.form.startswith("left")))
-    )
+    right = tuple(p for p in target.kernels.points if not p.form.startswith("left"))
+    rows = replace(target, kernels=replace(target.kernels, points=right))
 
     def fused(node: Any) -> bool:
         return node.op.cost.form == "act"

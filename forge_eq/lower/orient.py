@@ -24,6 +24,7 @@ from forge_eq.lower.layouts import (
     Layout,
     feature_major,
     is_layer,
+    operand,
     permutation,
     result_axis,
     row_major,
@@ -36,7 +37,7 @@ from forge_eq.targets.price import left_time, move_time, nbytes, row_time
 
 FREE = 0.05  # microseconds: an order that differs in axes of size 1 is the same bytes, yet fewer changes are better
 PACKED = 0.02  # share of its time that a layer may lose, if that saves the copy of its weight that rows cost
-FLAG = 0.1  # share of a transposition that a product pays to read its operand in the other order
+ROWS = 0.04  # share of its time that a product with the weight on the left loses when it reads rows, by a flag
 NORM = 2.0  # a norm over another axis than the last is no kernel of its own: several passes instead of one
 NANO = 1000  # capacities are whole nanoseconds: sums of floats would make the cut depend on the order of edges
 SOURCE, SINK = "row", "feature"
@@ -126,6 +127,39 @@ def own_time(program: Program, target: Target, instr: Instr, layout: Layout) -> 
     return NORM * row if instr.unit == "norm" else row
 
 
+def reorder_time(program: Program, target: Target, register: int) -> float:
+    """Predicted microseconds to store a value in the other order."""
+    type = program.vregs[register].type
+    short = sum(size > 1 for size in shape_of(type)) < 2
+    return FREE if short else move_time(target, nbytes(type))
+
+
+def rows_time(program: Program, target: Target, instr: Instr, layout: Layout, register: int) -> float:
+    """Predicted microseconds that a layer with its weight on the left loses when its operand is row-major."""
+    short = sum(size > 1 for size in shape_of(program.vregs[register].type)) < 2
+    return FREE if short else ROWS * own_time(program, target, instr, layout)
+
+
+def border_time(program: Program, target: Target) -> float:
+    """Predicted microseconds that a labelled program spends where a value and its reader differ in order."""
+    stored = {d: i.layout for i in program.instrs for d in i.dsts}
+    known, moves, flags = set(program.constant_names), dict[tuple[int, Layout], float](), 0.0
+    for instr in program.instrs:
+        for read in dict.fromkeys(instr.reads):
+            have, rank = stored.get(read, ()), len(shape_of(program.vregs[read].type))
+            if instr.op is None or read in known or permutation(instr, rank) is not None:
+                continue  # a permutation's own time is that of its move
+            wanted = operand(program, instr, read) or ()
+            if have != wanted and is_layer(instr) and not have:
+                flags += rows_time(program, target, instr, instr.layout, read)
+            elif have != wanted:
+                moves[read, wanted] = reorder_time(program, target, read)
+    for out in program.outputs:
+        if stored.get(out, ()):
+            moves[out, ()] = reorder_time(program, target, out)
+    return flags + sum(moves.values())
+
+
 class _Network:
     """The graph whose minimum cut is the labelling. An edge from a to b is cut when a is row-major and b is not."""
 
@@ -174,13 +208,16 @@ class _Network:
             return
         self.as_rows(register, reader if reader in self.axes else SOURCE)
         if reader in self.axes and is_layer(instr):
-            self.capacity[maker, reader] = FLAG * self.reorder(register)
+            self.capacity[maker, reader] = self.by_flag(register, reader)
         elif reader in self.axes:
             self.as_features(register, maker, reader)
 
     def given(self, register: int, reader: int) -> None:
         """An operand that is row-major for certain."""
-        if not is_layer(self.program.instrs[reader]) and len(self.shape(register)) > self.axes[reader]:
+        instr = self.program.instrs[reader]
+        if is_layer(instr) and register == instr.srcs[0]:
+            self.capacity[SOURCE, reader] += self.by_flag(register, reader)
+        elif not is_layer(instr) and len(self.shape(register)) > self.axes[reader]:
             self.as_features(register, SOURCE, reader)
 
     def as_rows(self, register: int, reader: Any) -> None:
@@ -192,10 +229,13 @@ class _Network:
         self.capacity[("features of", register), reader] = inf
         self.capacity[maker, ("features of", register)] = self.reorder(register)
 
+    def by_flag(self, register: int, reader: int) -> float:
+        instr = self.program.instrs[reader]
+        order = feature_major(_rank(self.program, instr), self.axes[reader])
+        return rows_time(self.program, self.target, instr, order, register)
+
     def reorder(self, register: int) -> float:
-        """Predicted microseconds to store a value in the other order."""
-        short = sum(size > 1 for size in self.shape(register)) < 2
-        return FREE if short else move_time(self.target, nbytes(self.program.vregs[register].type))
+        return reorder_time(self.program, self.target, register)
 
     def shape(self, register: int) -> tuple[int, ...]:
         return shape_of(self.program.vregs[register].type)

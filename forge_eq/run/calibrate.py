@@ -21,13 +21,14 @@ from forge_eq.errors import RunError
 from forge_eq.run.openvino_builder import PRECISION, load_openvino
 from forge_eq.targets.kernels import FORMS
 
-SHAPES = ((768, 3072), (3072, 768), (896, 4864), (2048, 2048), (2048, 8192), (8192, 2048))  # k, n
-TOKENS = (1, 16, 128, 512)
+SHAPES = ((512, 512), (512, 2048), (768, 3072), (3072, 768), (896, 4864), (2048, 2048), (2048, 8192), (8192, 2048))
+TOKENS = (1, 16, 128, 512)  # of each weight k x n above
 REPEATS = {1: 9, 16: 7, 128: 4, 512: 2}
 COLD = 1 << 25  # weights that one request streams, in elements: what a few layers have, more than a core's caches
 SHORT = 1 << 22  # the same where arithmetic hides the traffic
+SIDE = (1, 128, 2048)  # the value that everything but products is measured on
 PROCESSES = 3
-TIMEOUT = 120  # seconds for one process
+TIMEOUT = 600  # seconds for one process; 20 on a quiet core
 
 
 def calibrate(threads: int = 1, processes: int = PROCESSES, on_process: Callable[[int], None] | None = None) -> Any:
@@ -145,25 +146,32 @@ def measure(threads: int) -> dict[str, Any]:
 
 
 def small(bench: _Bench, bandwidth: float) -> dict[str, Any]:
-    """Nodes, requests and transpositions; ``bandwidth`` in 1e9 bytes/s."""
+    """Nodes, requests, and how far norms and transpositions are from the roofline; ``bandwidth`` in 1e9 bytes/s."""
     o, np = bench.o, bench.np
-    swap = o.constant(np.array([0, 2, 1]))
-    few, many, moved, plain = bench.time(
-        [
-            bench.chain([1, 16, 64], lambda x: o.softmax(x, 1), 1),
-            bench.chain([1, 16, 64], lambda x: o.softmax(x, 1), 101),
-            bench.chain([1, 128, 2048], lambda x: o.softmax(o.transpose(x, swap), 2), 1),
-            bench.chain([1, 128, 2048], lambda x: o.softmax(x, 2), 1),
-        ],
-        20,
+    swap, last = o.constant(np.array([0, 2, 1])), o.constant(np.array([2]))
+    one, eps = np.float32(1.0), np.float32(1e-6)
+    gain = bench.weight(0, SIDE[-1])
+
+    def norm(x: Any) -> Any:
+        mean = o.reduce_mean(o.power(x, np.float32(2.0)), last, True)
+        return o.multiply(o.multiply(x, o.divide(one, o.sqrt(o.add(mean, eps)))), gain)
+
+    steps: list[tuple[tuple[int, ...], Callable[[Any], Any], int]] = [
+        ((1, 16, 64), lambda x: o.softmax(x, 1), 1),
+        ((1, 16, 64), lambda x: o.softmax(x, 1), 101),
+        (SIDE, norm, 1),
+        (SIDE, norm, 11),
+        (SIDE, lambda x: o.softmax(x, 2), 1),
+        (SIDE, lambda x: o.softmax(o.transpose(x, swap), 2), 1),
+    ]
+    few, many, norm_few, norm_many, plain, moved = bench.time(
+        [bench.chain(shape, step, count) for shape, step, count in steps], 20
     )
     launch = max((many - few) / 100, 0.1)
-    ideal = launch + 2 * 4 * 128 * 2048 / (bandwidth * 1e3)
-    return {
-        "launch_us": launch,
-        "transfer_us": max(few - launch, 1.0),
-        "weights": {"movement": min(max((moved - plain) / ideal, 0.25), 8.0)},
-    }
+    ideal = launch + 2 * 4 * SIDE[1] * SIDE[2] / (bandwidth * 1e3)
+    weights = {"movement": (moved - plain) / ideal, "norm": (norm_many - norm_few) / 10 / ideal}
+    bounded = {k: min(max(w, 0.1), 10.0) for k, w in weights.items()}
+    return {"launch_us": launch, "transfer_us": max(few - launch, 1.0), "weights": bounded}
 
 
 if __name__ == "__main__":
