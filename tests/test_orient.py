@@ -6,11 +6,14 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import forge_eq
+from forge_eq import targets
 from forge_eq.capture.export import capture
 from forge_eq.errors import CheckError, ParseError
 from forge_eq.ir.graph import Graph
@@ -205,3 +208,26 @@ def test_text_refuses_what_is_no_order(order: str) -> None:
     assert " stored (1, 0)" in shown
     with pytest.raises(ParseError):
         parse(shown.replace("stored (1, 0)", f"stored {order}"))
+
+
+# ------------------------------------------------------------------------------------------ the whole way
+
+
+def test_compile_chooses_checks_saves_and_loads_layouts(tmp_path: Path) -> None:
+    source = (Path(targets.__file__).parent / "openvino-cpu.toml").read_text(encoding="utf-8")
+    head, _, rest = source.partition("[kernels]")
+    table = "[kernels]\ntokens = [1]\nplain = [[64, 64, 50.0]]\nact = [[64, 64, 60.0]]\nleft = [[64, 64, 20.0]]\n"
+    file = tmp_path / "mine.toml"
+    file.write_text(head + table + rest[rest.index("[[device]]") :], encoding="utf-8")
+    torch.manual_seed(0)
+    module, x = nn.Sequential(Gated(32), Gated(32)).eval(), torch.randn(1, 7, 32)
+    program = forge_eq.compile(module, (x,), target=str(file), threads=1)
+    layers = [i for i in program.npuir.instrs if i.unit == "matmul"]
+    assert len(layers) == 6
+    assert all(i.layout == (0, 2, 1) for i in layers)
+    assert any(r.kind == "passed" and r.stage == "guard" for r in program.remarks)
+    torch.testing.assert_close(program(x), module(x), rtol=1e-4, atol=1e-5)
+    program.save(tmp_path / "p.forge")
+    again = forge_eq.load(tmp_path / "p.forge")
+    assert again.npuir.instrs == program.npuir.instrs
+    assert torch.equal(again(x), program(x))
