@@ -29,6 +29,7 @@ LAYERS = {"gpt2": 2, "qwen2": 2, "smollm2": 4, "llama": 1}  # of the published s
 VOCABULARY = 256
 WANTED = 0.85
 LEAST = 8  # variants of a model
+TWINS = ("captured", "merged", "left, layers only")  # measured twice, in two builds; the largest difference counts
 TIMES = 2.0  # pairs closer than this many A/A spreads do not count
 NEVER, ALWAYS = 4.0, 0.25  # factors on a price that keep an op out of a variant, or force it in
 
@@ -161,9 +162,8 @@ def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
 
     made, job = saturated(name, tokens)
     target, plans = job.target, planned(job)
-    names = [*plans, "best"]  # the last is built again: what differs between its two builds is noise
-    if "best" not in plans:
-        names[-1] = next(iter(plans))
+    twins = [n for n in TWINS if n in plans]  # built again: what differs between two builds of one program is noise
+    names = [*plans, *twins]
     built = [Executable(plans[n].program, target, (), threads) for n in names]
     inputs, wanted = list(made.args), made.module(*made.args)
     for variant, executable in zip(names, built, strict=True):
@@ -172,14 +172,16 @@ def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
         )
     samples = in_turn(built, inputs, rounds, time.process_time if threads == 1 else time.perf_counter)
     times = [1e6 * median(s) for s in samples]
-    twin = names.index(names[-1])
-    ratios = [b / a for a, b in zip(samples[twin], samples[-1], strict=True)]
+    spreads = []
+    for twin, again in zip(twins, samples[len(plans) :], strict=True):
+        ratios = [b / a for a, b in zip(samples[names.index(twin)], again, strict=True)]
+        spreads.append(abs(math.log(median(ratios))))
     return {
         "variants": {
-            n: {"predicted": plans[n].predicted_us, "measured": us} for n, us in zip(names[:-1], times, strict=False)
+            n: {"predicted": plans[n].predicted_us, "measured": us} for n, us in zip(plans, times, strict=False)
         },
-        "spread": abs(math.log(median(ratios))),
-        "again": times[-1],
+        "spread": max(spreads),
+        "spreads": dict(zip(twins, spreads, strict=True)),
         "measured figures": list(target.measured),
         "rounds": rounds,
         "layers": LAYERS[name],
