@@ -131,9 +131,10 @@ def _extract(job: Job) -> Any:
 
 
 def _lower(job: Job) -> Any:
+    from forge_eq.lower.orient import orient
     from forge_eq.lower.select import lower
 
-    return lower(job["extract"], job.target)
+    return orient(lower(job["extract"], job.target), job.target)
 
 
 def _schedule(job: Job) -> Any:

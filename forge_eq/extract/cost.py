@@ -1,7 +1,7 @@
 """The Fusion-Gain cost: what an e-node costs on a target, in predicted microseconds.
 
-An unfused node costs a roofline time, ``launch + max(flops / peak, bytes / bandwidth)``, times the weight
-of its cost class. A node that a rule fused, with definition parts P, costs
+An unfused node costs the time of its kernel (``targets.price``), a linear layer in its better orientation.
+A node that a rule fused, with definition parts P, costs
 
     sum(time(p) for p in P) - alpha * gain + penalty,    gain = sum(time(p) for p in P) - time(fused)
 
@@ -21,10 +21,11 @@ from forge_eq.errors import ExtractError
 from forge_eq.ir import sizes
 from forge_eq.ir.expand import expand
 from forge_eq.ir.graph import Builder, Graph, Node
-from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
+from forge_eq.ir.types import TensorType, TupleType, Type
 from forge_eq.ops.spec import Op
 from forge_eq.options import Options
 from forge_eq.targets import Target
+from forge_eq.targets.price import best_time
 
 LEAF = 1e-3  # microseconds: positive, and never what a choice turns on
 VIEW = 5e-2  # a view moves nothing, yet fewer views are better
@@ -46,13 +47,6 @@ def _sized_attr(attr: Any) -> Any:
     """``s0*s1`` is priced as the product of two sizes: flattened rows are as many as the rows."""
     known = defaultdict[str, int](lambda: SYMBOLIC)
     return sizes.sized(attr, lambda symbol: sizes.evaluate(symbol.name, known) or SYMBOLIC)
-
-
-def nbytes(type: Type) -> float:
-    """Bytes of a value; literals and host numbers have none."""
-    if isinstance(type, TupleType):
-        return sum(nbytes(t) for t in type.items)
-    return float(type.nbytes or 0) if isinstance(type, TensorType) and type.dtype != WEAK else 0.0
 
 
 class FusionGain:
@@ -79,10 +73,8 @@ class FusionGain:
             return VIEW
         key = (op, tuple(types), repr(attrs), out)
         if key not in self._times:
-            known, given, result = [sized(t) for t in types], _sized_attr(attrs), sized(out)
-            flops = op.cost.flops(known, given, result) if op.cost.flops else _elements(result)
-            moved = op.cost.bytes(known, given, result) if op.cost.bytes else nbytes(result) + sum(map(nbytes, known))
-            self._times[key] = self.target.weight(op.cost.cost_class) * self.target.kernel_time(flops, moved)
+            known = [sized(t) for t in types]
+            self._times[key] = best_time(self.target, op, known, _sized_attr(attrs), sized(out))
         return self._times[key]
 
     def parts(self, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float | None:
@@ -156,12 +148,6 @@ def cost_of(graph: Graph, target: Target, options: Options) -> FusionGain:
     if options.cost is not None:
         return UserCost(options.cost, target)
     return FusionGain.of(graph, target, options.alpha)
-
-
-def _elements(type: Type) -> float:
-    if isinstance(type, TupleType):
-        return sum(_elements(t) for t in type.items)
-    return float(type.elements or 1) if isinstance(type, TensorType) else 1.0
 
 
 def _placeholder() -> Op:

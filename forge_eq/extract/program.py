@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from forge_eq.egraph.view import EGraphView, ENode
 from forge_eq.errors import ExtractError
 from forge_eq.extract.base import Budget, Extraction, Extractor, check
-from forge_eq.extract.cost import FOLD_PER_BYTE, LEAF, FusionGain, foldable, leaf_of, nbytes
+from forge_eq.extract.cost import FOLD_PER_BYTE, LEAF, FusionGain, foldable, leaf_of
 from forge_eq.extract.default import Default
 from forge_eq.extract.problem import ENode as Choice
 from forge_eq.extract.problem import Problem
 from forge_eq.ir.graph import Builder, Graph, Origin
 from forge_eq.ir.types import Type
 from forge_eq.options import Limits
+from forge_eq.targets.price import nbytes
 
 
 @dataclass(frozen=True)

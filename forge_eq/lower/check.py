@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from forge_eq.errors import CheckError, ShapeError
 from forge_eq.ir.types import TensorType, TupleType
+from forge_eq.lower.layouts import feature_major, works_in
 from forge_eq.lower.npu import COPY, TORCH, Instr, Program, operand_type, overwritten_by
 from forge_eq.ops.shapes import given
 from forge_eq.targets import Target
@@ -107,6 +108,7 @@ def _check_instr(program: Program, target: Target, instr: Instr, defined: set[in
     else:
         _check_types(program, instr, name)
         _check_alias(program, instr, name)
+        _check_layout(program, instr, name)
         _check_device(program, target, instr, name)
 
 
@@ -148,6 +150,18 @@ def _check_alias(program: Program, instr: Instr, name: str) -> None:
             _fail("lower", name, f"v{dst} cannot share the buffer of v{alias}")
         if program.vregs[alias].nbytes != program.vregs[dst].nbytes:
             _fail("lower", name, f"v{dst} shares the buffer of v{alias}, which has another size")
+
+
+def _check_layout(program: Program, instr: Instr, name: str) -> None:
+    """A layout must be an order of the axes of every result, of a kind that the instruction can work in."""
+    if not instr.layout:
+        return
+    for dst in instr.dsts:
+        type = program.vregs[dst].type
+        if not isinstance(type, TensorType) or sorted(instr.layout) != list(range(type.rank)):
+            _fail("lower", name, f"stores {type} in the order {instr.layout}")
+    if instr.layout != feature_major(len(instr.layout), instr.layout[-1]) or not works_in(program, instr):
+        _fail("lower", name, f"cannot work in the order {instr.layout}")
 
 
 def _check_device(program: Program, target: Target, instr: Instr, name: str) -> None:

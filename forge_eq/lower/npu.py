@@ -70,6 +70,10 @@ class Instr:
 
     ``op`` is None for a transfer, which moves ``srcs[0]`` into the memory of ``device``. ``node`` is the graph node
     it computes (-1 when a later stage added it) and ``origin`` says where that node comes from.
+
+    ``layout`` is the order in which the axes of the results are stored inside a segment, outermost first; () is
+    row-major. It chooses a kernel and changes no value: types stay those of the graph, values that leave the segment
+    are row-major, and the host does not look at it.
     """
 
     op: Op | None
@@ -80,6 +84,7 @@ class Instr:
     unit: str
     node: int = -1
     origin: Origin = Origin()
+    layout: tuple[int, ...] = ()
 
     @property
     def opcode(self) -> str:

@@ -12,8 +12,9 @@ equal texts. One fact a line; types after the colon, provenance (node, rule, mod
       return v4
 
 ``v4~v3`` says that v4 shares the buffer of v3 (a view of it, or written over it), and ``return v9 -> v1`` that v9 is
-what the memory of input v1 holds after the run; a number among the operands is an immediate. Weights, submodules and
-the calling convention are not part of the text. Values are spelled as in ``ir.lexer``.
+what the memory of input v1 holds after the run; a number among the operands is an immediate; ``stored (0,2,1)`` after
+the type is the order of axes in which a result is stored when that is not row-major. Weights, submodules and the
+calling convention are not part of the text. Values are spelled as in ``ir.lexer``.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def instr_text(program: Program, instr: Instr) -> str:
     names = [n for n, _ in instr.op.attrs] if instr.op is not None else []
     attrs = ", ".join(f"{n}={show(a)}" for n, a in zip(names, instr.attrs, strict=True))
     head = f"{dsts} = {instr.opcode}{f' {srcs}' if srcs else ''}{f' {{{attrs}}}' if attrs else ''}"
-    return f"{head} : {', '.join(str(v.type) for v in vregs)}{_provenance(instr)}"
+    stored = f" stored {show(instr.layout)}" if instr.layout else ""
+    return f"{head} : {', '.join(str(v.type) for v in vregs)}{stored}{_provenance(instr)}"
 
 
 def _provenance(instr: Instr) -> str:
@@ -156,8 +158,9 @@ class _Reader:
             if k:
                 c.need(",")
             self.define(c, VReg(vreg, _type(c), device, alias))
+        layout = _layout(c) if c.take("stored") else ()
         node, origin = _read_provenance(c)
-        return Instr(op, tuple(v for v, _ in heads), srcs, attrs, device, unit, node, origin)
+        return Instr(op, tuple(v for v, _ in heads), srcs, attrs, device, unit, node, origin, layout)
 
     def finish(self, last: Cursor) -> Program:
         if self.outputs is None:
@@ -208,6 +211,13 @@ def _operands(c: Cursor) -> tuple[Operand, ...]:
         register = c.match(_REGISTER)
         found.append(int(register[1:]) if register else Imm(_number(c)))
     return tuple(found)
+
+
+def _layout(c: Cursor) -> tuple[int, ...]:
+    found: Any = c.value()
+    if not isinstance(found, tuple) or sorted(map(str, found)) != sorted(map(str, range(len(found)))):
+        c.fail(f"{found!r} is no order of axes", "write a permutation such as (0,2,1)")
+    return found
 
 
 def _number(c: Cursor) -> int | float | bool:

@@ -7,6 +7,7 @@ Where a definition is the same at every rank, ``recognise=True`` derives the rul
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from forge_eq.ir.types import FLOATS, TensorType, TupleType
 from forge_eq.ops import aten, shapes
 from forge_eq.ops.elementwise import add, div, erf, exp, mul, neg, pow_, rsqrt, sigmoid, sub, tanh
 from forge_eq.ops.elementwise import relu as relu_op
-from forge_eq.ops.linalg import INEXACT, MATMUL, _tw, linear, linear_bias
+from forge_eq.ops.linalg import INEXACT, LINEAR, _tw, left, linear, linear_bias
 from forge_eq.ops.movement import broadcast_to, concat, reshape, slice_
 from forge_eq.ops.reduction import amax, mean, sum_
 from forge_eq.ops.spec import Cost, Kernel, Op, Traits, compute, op
@@ -56,7 +57,7 @@ gelu_tanh = op(
     torch=lambda x: F.gelu(x, approximate="tanh"),
     traits=SMOOTH,
     cost=_per_element(20),
-    kernel=Kernel("vector", lambda g, x: g.gelu(x, "tanh")),
+    kernel=Kernel("vector", lambda g, x: g.gelu_apart(x)),
 )
 silu = op(
     "silu(x) -> y",
@@ -68,7 +69,7 @@ silu = op(
     torch=F.silu,
     traits=SMOOTH,
     cost=_per_element(12),
-    kernel=Kernel("vector", lambda g, x: g.swish(x)),
+    kernel=Kernel("vector", lambda g, x: g.silu_apart(x)),
 )
 swiglu = op(
     "swiglu(gate, up) -> y",
@@ -79,7 +80,7 @@ swiglu = op(
     torch=lambda gate, up: F.silu(gate) * up,
     traits=SMOOTH,
     cost=_per_element(13),
-    kernel=Kernel("vector", lambda g, gate, up: g.multiply(g.swish(gate), up)),
+    kernel=Kernel("vector", lambda g, gate, up: g.multiply(g.silu_apart(gate), up)),
 )
 geglu = op(
     "geglu(gate, up) -> y",
@@ -90,7 +91,7 @@ geglu = op(
     torch=lambda gate, up: F.gelu(gate, approximate="tanh") * up,
     traits=SMOOTH,
     cost=_per_element(21),
-    kernel=Kernel("vector", lambda g, gate, up: g.multiply(g.gelu(gate, "tanh"), up)),
+    kernel=Kernel("vector", lambda g, gate, up: g.multiply(g.gelu_apart(gate), up)),
 )
 
 # ---------------------------------------------------------------------------------------- softmax
@@ -227,6 +228,8 @@ add_rms_norm = op(
 
 # ---------------------------------------------------------------------------------------- linear + activation
 
+# How each is spelled in OpenVINO here is how the plugin takes it into the product before it. Alone, an activation has
+# another spelling (``NodeBuilder.silu_apart``), so that "fused" and "not fused" are two programs and not one.
 ACTIVATIONS: dict[str, tuple[Op, Callable[..., Any]]] = {
     "relu": (relu_op, lambda g, x: g.relu(x)),
     "gelu": (gelu, lambda g, x: g.gelu(x, "erf")),
@@ -249,8 +252,12 @@ linear_act = op(
     define=lambda x, w, t, act: ACTIVATIONS[act][0](linear(x, w, t)),
     torch=lambda x, w, t, act: _run_act(act, F.linear(x, _tw(w, t))),
     traits=INEXACT,
-    cost=MATMUL,
-    kernel=Kernel("matmul", lambda g, x, w, t, act: ACTIVATIONS[act][1](g, g.matmul(x, w, False, t))),
+    cost=replace(LINEAR, form="act"),
+    kernel=Kernel(
+        "matmul",
+        lambda g, x, w, t, act: ACTIVATIONS[act][1](g, g.matmul(x, w, False, t)),
+        left=lambda g, stored, x, w, t, act: ACTIVATIONS[act][1](g, left(g, stored, x, w, t)),
+    ),
 )
 linear_bias_act = op(
     "linear_bias_act(x, w, b; transposed: bool, act: str) -> y",
@@ -259,8 +266,12 @@ linear_bias_act = op(
     define=lambda x, w, b, t, act: ACTIVATIONS[act][0](linear_bias(x, w, b, t)),
     torch=lambda x, w, b, t, act: _run_act(act, F.linear(x, _tw(w, t), b)),
     traits=INEXACT,
-    cost=MATMUL,
-    kernel=Kernel("matmul", lambda g, x, w, b, t, act: ACTIVATIONS[act][1](g, g.add(g.matmul(x, w, False, t), b))),
+    cost=replace(LINEAR, form="act"),
+    kernel=Kernel(
+        "matmul",
+        lambda g, x, w, b, t, act: ACTIVATIONS[act][1](g, g.add(g.matmul(x, w, False, t), b)),
+        left=lambda g, stored, x, w, b, t, act: ACTIVATIONS[act][1](g, g.add(left(g, stored, x, w, t), b)),
+    ),
 )
 
 # ---------------------------------------------------------------------------------------- rotary and heads

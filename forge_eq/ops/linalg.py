@@ -18,6 +18,7 @@ def _matmul_flops(types: Any, attrs: Any, out: Any) -> float:
 
 
 MATMUL = Cost(flops=_matmul_flops, cost_class="matmul")
+LINEAR = Cost(flops=_matmul_flops, cost_class="matmul", form="plain")
 INEXACT = Traits(exact=False)
 
 
@@ -75,6 +76,11 @@ def _addmm(imp: aten.Importer, op: Op, b: Any, x: Any, w: Any, *, beta: Any = 1,
     return imp.emit(op, [x, w, b], [False])
 
 
+def left(g: Any, stored: bool, x: Any, w: Any, transposed: bool) -> Any:
+    """W x' as one OpenVINO node; flags take care of how the weight and x are stored, so neither is copied."""
+    return g.matmul(w, x, not transposed, not stored)
+
+
 linear = op(
     "linear(x, w; transposed: bool) -> y",
     "x times a weight [k, n], or [n, k] when transposed.",
@@ -83,8 +89,8 @@ linear = op(
     ref=lambda xp, x, w, t: xp.matmul(x, _w(xp, w, t)),
     torch=_mm,
     traits=INEXACT,
-    cost=MATMUL,
-    kernel=Kernel("matmul", lambda g, x, w, t: g.matmul(x, w, False, t)),
+    cost=LINEAR,
+    kernel=Kernel("matmul", lambda g, x, w, t: g.matmul(x, w, False, t), left=left),
 )
 linear_bias = op(
     "linear_bias(x, w, b; transposed: bool) -> y",
@@ -95,8 +101,12 @@ linear_bias = op(
     recognise=True,
     torch=lambda x, w, b, t: F.linear(x, _tw(w, t), b),
     traits=INEXACT,
-    cost=MATMUL,
-    kernel=Kernel("matmul", lambda g, x, w, b, t: g.add(g.matmul(x, w, False, t), b)),
+    cost=LINEAR,
+    kernel=Kernel(
+        "matmul",
+        lambda g, x, w, b, t: g.add(g.matmul(x, w, False, t), b),
+        left=lambda g, stored, x, w, b, t: g.add(left(g, stored, x, w, t), b),
+    ),
 )
 
 

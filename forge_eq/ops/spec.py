@@ -103,6 +103,7 @@ class Cost:
     flops: Callable[[Sequence[Any], tuple[Any, ...], Any], float] | None = None
     bytes: Callable[[Sequence[Any], tuple[Any, ...], Any], float] | None = None
     cost_class: str = "elementwise"  # tunable weight; matmul, attention, norm, elementwise, movement, gather
+    form: str = ""  # of a linear layer (operand 1 is its weight): "plain", or "act" with an activation in the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,14 @@ class Kernel:
 
     ``openvino(g, *inputs, *attrs)`` builds nodes with ``g`` (an opset with helpers) and gives the output
     (a list of outputs for a multi-output op). The op never imports OpenVINO itself.
+
+    ``left(g, stored, *inputs, *attrs)`` is a linear layer with its weight on the left: the result has its last two axes
+    exchanged, and ``stored`` tells whether those of the first operand are. Bias is [n, 1].
     """
 
     unit: str  # matmul | attention | vector | norm | move | gather
     openvino: Callable[..., Any]
+    left: Callable[..., Any] | None = None
 
 
 ShapeRule = Callable[[Sequence[Any], tuple[Any, ...]], Type]

@@ -18,8 +18,9 @@ import torch
 from forge_eq.errors import RunError
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program, Segment
+from forge_eq.run.model import build_model
 from forge_eq.run.openvino_builder import shared_tensor
-from forge_eq.run.segments import build_model, compile_model
+from forge_eq.run.segments import compile_model
 from forge_eq.run.values import TORCH_DTYPES
 from forge_eq.targets import Target
 from forge_eq.verify.criterion import Oracle, difference

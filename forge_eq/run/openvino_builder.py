@@ -4,7 +4,7 @@ Takes nothing but calls: ``Kernel.openvino(g, *inputs, *attrs)`` with ``g`` a :c
 ``ov.Model``. Promises: a number beside a tensor takes the tensor's element type; the result equals ``Op.torch`` also on
 NaN, infinities and signed zeros, where OpenVINO's own operation does not (each such place says so); friendly names are
 unique and name the instruction; weights are shared with torch, never copied.
-Not here: which instructions form a model (``run.segments``).
+Not here: which instructions form a model (``run.model``).
 """
 
 from __future__ import annotations
@@ -245,7 +245,22 @@ class NodeBuilder:
         return self.divide(1.0, self.sqrt(x))
 
     def gelu(self, x: Any, approximate: str) -> Any:
+        """The plugin's own, which it takes into a product before it (and runs that product on another kernel)."""
         return self._named(self.opset.gelu(x, approximate))
+
+    def gelu_apart(self, x: Any) -> Any:
+        """The tanh form as x sigmoid(2 u): the same values in a spelling that the plugin leaves apart from a product.
+
+        The erf form has none that also gives torch's NaN at infinity.
+        """
+        c = math.sqrt(8.0 / math.pi)
+        cube = self.multiply(self.multiply(self.multiply(x, x), x), c * 0.044715)
+        return self.multiply(x, self.sigmoid(self.add(self.multiply(x, c), cube)))
+
+    def silu_apart(self, x: Any) -> Any:
+        """As :meth:`gelu_apart`. Any spelling with a sigmoid, or x over 1 + exp(-x), is taken into the product."""
+        grown = self._named(self.opset.exp(self.negative(x)))  # infinity for NaN, and x keeps that
+        return self.multiply(x, self._named(self.opset.divide(*self._alike((1.0, self.add(grown, 1.0))))))
 
     def cast(self, x: Any, dtype: str) -> Any:
         """Numbers to bool is "differs from 0", and floats round toward zero to integers, as in torch."""

@@ -40,6 +40,7 @@ from forge_eq.schedule.text import parse as parse_schedule
 from forge_eq.schedule.text import text as schedule_text
 from forge_eq.targets import Target
 from forge_eq.targets import parse as parse_target
+from forge_eq.targets.kernels import to_table
 
 FORMAT, VERSION = "forge_eq.program", 1
 STATE = "state:"  # before the name of a written buffer; names of constants have no colon
@@ -152,11 +153,12 @@ def _digest(document: str, tensors: Mapping[str, torch.Tensor]) -> str:
 
 def _target_text(target: Target) -> str:
     """The target as TOML: JSON's values are TOML's, so one writer serves both."""
-    tables = ("devices", "weights", "penalties")
+    tables = ("devices", "kernels", "weights", "penalties")
     fields = {k: getattr(target, k) for k in target.__dataclass_fields__ if k not in tables}
     lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in fields.items()]
+    contents = {"kernels": to_table(target.kernels), "weights": target.weights, "penalties": target.penalties}
     for table in tables[1:]:
-        lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in getattr(target, table).items())]
+        lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in contents[table].items())]
     for device in target.devices:
         lines.append("[[device]]")
         for k in device.__dataclass_fields__:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forge_eq.lower.npu import Instr, Program, operand_type
+from forge_eq.lower.orient import own_time
 from forge_eq.lower.select import prefer
 from forge_eq.targets import Target
 
@@ -55,13 +56,7 @@ def kernel_time(program: Program, target: Target, instr: Instr) -> float:
         return target.transfer_time(sum(program.vregs[d].nbytes for d in instr.dsts))
     if op.traits.view:
         return 0.0
-    types = [operand_type(program, s) for s in instr.srcs]
-    results = [program.vregs[d].type for d in instr.dsts]
-    out = results[0]
-    moved = sum(program.vregs[v].nbytes for v in (*instr.reads, *instr.dsts))
-    flops = op.cost.flops(types, instr.attrs, out) if op.cost.flops and len(results) == 1 else moved / 4
-    nbytes = op.cost.bytes(types, instr.attrs, out) if op.cost.bytes and len(results) == 1 else moved
-    return target.weight(op.cost.cost_class) * target.kernel_time(flops, nbytes)
+    return own_time(program, target, instr, instr.layout)
 
 
 def _readers(program: Program) -> dict[int, list[int]]:

@@ -11,10 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forge_eq.lower.npu import Program, Segment
+from forge_eq.lower.orient import border_time
 from forge_eq.schedule.affinity import kernel_time, place
 from forge_eq.schedule.order import Figures, order
 from forge_eq.schedule.transfer import materialise
 from forge_eq.targets import Target
+
+OPENVINO = "openvino"
+JOINED = 0.05  # of its own time is what elementwise work takes inside another kernel: neither launch nor traffic
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,38 @@ def schedule(program: Program, target: Target, slack: float = 1.1) -> Schedule:
     return Schedule(ordered, reasons, figures, predict(ordered, target))
 
 
+def folded(program: Program, target: Target) -> set[int]:
+    """Positions of the instructions that OpenVINO evaluates when it compiles: they read constants only."""
+    known, found = set(program.constant_names), set()
+    for position, instr in enumerate(program.instrs):
+        if target.device(instr.device).kind == OPENVINO and instr.reads and known.issuperset(instr.reads):
+            known.update(instr.dsts)
+            found.add(position)
+    return found
+
+
+def joined(program: Program, target: Target) -> set[int]:
+    """Positions of the instructions that run in the kernel of the one before, as OpenVINO compiles chains of them.
+
+    These are elementwise work and reductions on the result of such work. No program keeps them apart, so that the
+    pieces of a norm take as long as the norm.
+    """
+    chained, found = set[int](), set[int]()  # registers made by such work
+    for position, instr in enumerate(program.instrs):
+        if target.device(instr.device).kind == OPENVINO and instr.unit in ("vector", "norm"):
+            if instr.unit == "vector" and not chained.isdisjoint(instr.reads):
+                found.add(position)
+            chained.update(instr.dsts)
+    return found
+
+
 def predict(program: Program, target: Target) -> float:
-    """Predicted microseconds of one run, an estimate from the target's rates."""
-    kernels = sum(kernel_time(program, target, i) for i in program.instrs if not i.is_copy)
+    """Predicted microseconds of one run, an estimate from the target's rates and its table of kernels."""
+    free, together = folded(program, target), joined(program, target)
+    kernels = border_time(program, target)
+    for position, instr in enumerate(program.instrs):
+        if not instr.is_copy and position not in free:
+            us = kernel_time(program, target, instr)
+            kernels += us * JOINED if position in together else us
     moved = sum(program.vregs[d].nbytes for i in program.instrs if i.is_copy for d in i.dsts)
     return kernels + moved / (target.transfer_gbps * 1e3) + program.transitions * target.transfer_us

@@ -4,7 +4,8 @@ Takes a target's name or the path of a TOML file. Gives a frozen :class:`Target`
 of the right kind and in range; a name that no file has is refused with the names that exist.
 Not here: the cost formula (``extract.cost``), the choice of device (``lower.select``, ``schedule.affinity``).
 
-The figures in the shipped files are estimates for a 2-core x86-64 host, not measurements of yours.
+The figures in the shipped files are estimates for a 2-core x86-64 host, not measurements of yours: what
+``forge-eq calibrate`` found takes their place at the next load (``targets.host``).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from forge_eq.errors import OptionsError
 from forge_eq.ir.types import DTYPES, WEAK, NoneType, ScalarType, TensorType, TupleType, Type
+from forge_eq.targets import host
+from forge_eq.targets.kernels import Kernels, from_table
 
 UNITS = ("matmul", "attention", "vector", "norm", "move", "gather")  # units of a kernel, see ops.spec.Kernel
 _KINDS = ("openvino", "torch")
@@ -57,7 +60,8 @@ class Target:
     1e9 bytes/s; ``launch_us`` (per kernel) and ``transfer_us`` (per transition) in microseconds.
 
     ``weights`` scales predicted time per cost class of an op; ``penalties`` is the relative slow-down, per cost class,
-    of a fused kernel over its parts run alone. ``alignment`` of arena offsets is in bytes, a power of two.
+    of a fused kernel over its parts run alone. ``alignment`` of arena offsets is in bytes, a power of two. ``kernels``
+    are times of matrix kernels by form and size, and ``measured`` names the fields that were measured on this machine.
     """
 
     name: str
@@ -72,6 +76,8 @@ class Target:
     alignment: int = 64
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     penalties: Mapping[str, float] = field(default_factory=dict, hash=False)
+    kernels: Kernels = Kernels()
+    measured: tuple[str, ...] = ()
 
     def device(self, name: str) -> Device:
         """The device called ``name``. Raises OptionsError when the target has none."""
@@ -138,7 +144,7 @@ def load(target: str | Path | Target) -> Target:
                 "is not a target",
                 f"use one of {', '.join(names())}, or the path of a .toml file",
             )
-        return _shipped(target)
+        return _here(target)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
@@ -147,8 +153,14 @@ def load(target: str | Path | Target) -> Target:
 
 
 @lru_cache
-def _shipped(name: str) -> Target:
+def shipped(name: str) -> Target:
+    """A target as its file says, whatever was measured here."""
     return parse((_HERE / f"{name}.toml").read_text(encoding="utf-8"), name)
+
+
+def _here(name: str) -> Target:
+    """A shipped target with what ``forge-eq calibrate`` found on this machine."""
+    return host.apply(shipped(name), host.figures(name))
 
 
 def parse(text: str, where: str = "<text>") -> Target:
@@ -167,6 +179,8 @@ def parse(text: str, where: str = "<text>") -> Target:
         alignment=reader.power_of_two("alignment", 64),
         weights=reader.numbers("weights"),
         penalties=reader.numbers("penalties"),
+        kernels=reader.kernels("kernels"),
+        measured=reader.texts("measured"),
         **{f: reader.number(f, positive=f != "launch_us" and f != "transfer_us") for f in _RATES},
     )
     reader.no_more()
@@ -212,7 +226,7 @@ class _Reader:
     def __init__(self, table: Mapping[str, Any], where: str) -> None:
         self.left, self.where = dict(table), where
 
-    def fail(self, key: str, reason: str) -> None:
+    def fail(self, key: str, reason: str) -> NoReturn:
         raise OptionsError(
             "targets", f"{self.where}: {key}", reason, f"compare with {_HERE.name}/openvino-cpu.toml in the package"
         )
@@ -258,6 +272,21 @@ class _Reader:
             self.fail(key, "is not a table")
         inner = self.sub(table, key)
         return {k: inner.number(k) for k in sorted(table)}
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.take(key, [])
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            self.fail(key, "is not a list of strings")
+        return tuple(value)
+
+    def kernels(self, key: str) -> Kernels:
+        table = self.take(key, {})
+        if not isinstance(table, dict):
+            self.fail(key, "is not a table")
+        try:
+            return from_table(table)
+        except ValueError as e:
+            self.fail(key, str(e))
 
     def list_of(self, key: str, kind: type) -> list[Any]:
         value = self.take(key, None)

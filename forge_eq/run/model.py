@@ -1,0 +1,190 @@
+"""An ``ov.Model`` of some instructions of a program.
+
+Takes a program and positions of its instructions. Gives a :class:`Built`. Promises: static shapes; every result has the
+type of its register and is row-major, whatever layouts are used inside; a value is stored in another order only where
+a reader wants it so, once; each node is named after its instruction; weights are shared, in every layout.
+Not here: nodes of a kernel (``run.openvino_builder``), compiling and binding (``run.segments``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forge_eq.errors import RunError
+from forge_eq.ir.types import TensorType
+from forge_eq.lower.layouts import Layout, is_layer, operand, permutation, row_major, shape_of, stored_shape
+from forge_eq.lower.npu import Imm, Instr, Program
+from forge_eq.ops.movement import reshape
+from forge_eq.run.openvino_builder import NodeBuilder, element_type
+from forge_eq.run.values import describe
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model; ``reads`` are the registers of its parameters and ``writes`` those of its results, in order.
+
+    ``kept`` is the memory that its constants share.
+    """
+
+    model: Any
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    kept: tuple[torch.Tensor, ...]
+
+
+def build_model(
+    program: Program,
+    positions: Sequence[int],
+    outputs: Sequence[int],
+    constant: Callable[[int], torch.Tensor | None],
+    name: str,
+) -> Built:
+    """An ``ov.Model`` of the instructions at ``positions``.
+
+    A value that is made outside becomes a parameter, or a constant where ``constant(register)`` gives its data. A copy
+    computes nothing: its result stands for its operand.
+
+    Raises:
+        RunError: openvino is missing, a kernel cannot be built, or its result has not the type of its register.
+    """
+    return _ModelWriter(program, constant).write(positions, outputs, name)
+
+
+class _ModelWriter:
+    def __init__(self, program: Program, constant: Callable[[int], torch.Tensor | None]) -> None:
+        self.program, self.constant = program, constant
+        self.g = NodeBuilder()
+        self.nodes: dict[int, dict[Layout, Any]] = {}  # register -> the layouts in which its value is there
+        self.parameters: dict[int, Any] = {}
+
+    def write(self, positions: Sequence[int], outputs: Sequence[int], name: str) -> Built:
+        for position in positions:
+            instr = self.program.instrs[position]
+            if instr.is_copy:
+                self.read(instr.reads[0])
+                self.nodes[instr.dsts[0]] = self.nodes[instr.reads[0]]
+            else:
+                self.add(instr)
+        results = []
+        for out in outputs:
+            result = self.g.opset.result(self.read(out))
+            result.set_friendly_name(f"return v{out}")
+            results.append(result)
+        model = self.g.ov.Model(results, list(self.parameters.values()), name)
+        return Built(model, tuple(self.parameters), tuple(outputs), tuple(self.g.kept))
+
+    # ------------------------------------------------------------------------------------------ values
+
+    def read(self, register: int, layout: Layout = ()) -> Any:
+        """The node that holds a register's value in a layout; row-major by default."""
+        there = self.nodes.setdefault(register, {})
+        if not there:
+            data = self.constant(register)
+            with self.g.instruction(f"v{register}"):
+                there[()] = self.parameter(register) if data is None else self.g.constant(data)
+        layout = () if layout == row_major(len(layout)) else layout
+        if layout not in there:
+            have, node = ((), there[()]) if () in there else next(iter(there.items()))
+            with self.g.instruction(f"v{register} stored {layout or 'in rows'}"):
+                there[layout] = self.reordered(node, have, layout)
+        return there[layout]
+
+    def reordered(self, node: Any, have: Layout, wanted: Layout) -> Any:
+        """A node's value in another order; where only axes of size 1 move, the same bytes under another shape."""
+        rank = self.g.rank(node)
+        have, wanted = have or row_major(rank), wanted or row_major(rank)
+        order, shape = [have.index(a) for a in wanted], self.g.shape(node)
+        long = [p for p in order if shape[p] > 1]
+        if long == sorted(long):
+            return self.g.reshaped(node, [shape[p] for p in order])
+        return self.g.transpose(node, self.g.i64(order))
+
+    def parameter(self, register: int) -> Any:
+        type = self.program.vregs[register].type
+        if not isinstance(type, TensorType):
+            raise RunError("run", f"v{register}", f"a {type} enters an OpenVINO model", "keep its reader on the host")
+        made = self.g.opset.parameter([int(str(d)) for d in type.shape], element_type(type.dtype))
+        made.set_friendly_name(f"v{register}")
+        self.parameters[register] = made
+        return made
+
+    # ------------------------------------------------------------------------------------------ instructions
+
+    def add(self, instr: Instr) -> None:
+        name = describe(self.program, instr)
+        if instr.op is None or instr.op.kernel is None:
+            raise RunError("run", name, "there is no kernel for it", "keep the instruction on the host")
+        with self.g.instruction(f"{instr.opcode} v{instr.dsts[0]}"):
+            try:
+                made = self.compute(instr)
+            except RuntimeError as e:
+                raise RunError("run", name, f"OpenVINO refuses it: {e}", "keep the instruction on the host") from e
+        if instr.op.multi:
+            made = list(made) if isinstance(made, tuple | list) else made.outputs()
+        else:
+            made = [made]
+        for dst, node in zip(instr.dsts, made, strict=True):
+            self.nodes[dst] = {instr.layout: self.checked(dst, instr.layout, node, name)}
+
+    def compute(self, instr: Instr) -> Any:
+        """The nodes of an instruction, in its own layout."""
+        assert instr.op is not None
+        assert instr.op.kernel is not None
+        first = instr.srcs[0] if instr.srcs else None
+        if isinstance(first, int) and (instr.layout or (first in self.nodes and () not in self.nodes[first])):
+            order = permutation(instr, len(shape_of(self.program.vregs[first].type)))
+            if order is not None:  # a permutation of a value is that value in another order: one transposition at most
+                layout = instr.layout or row_major(len(order))
+                return self.read(first, tuple(order[a] for a in layout))
+        if is_layer(instr) and instr.layout:
+            return self.left(instr)
+        operands = [s.value if isinstance(s, Imm) else self.wanted(instr, s) for s in instr.srcs]
+        if instr.layout and instr.op is reshape:
+            return self.g.reshaped(operands[0], stored_shape(self.program.vregs[instr.dsts[0]].type, instr.layout))
+        return instr.op.kernel.openvino(self.g, *operands, *self.attributes(instr))
+
+    def wanted(self, instr: Instr, source: int) -> Any:
+        """An operand in the layout that the instruction's own asks for, spread to its rank where it is broadcast."""
+        layout = operand(self.program, instr, source)
+        if not instr.layout or layout is not None:
+            return self.read(source, layout or ())
+        node, rank = self.read(source), len(instr.layout)
+        spread = self.g.reshaped(node, [1] * (rank - self.g.rank(node)) + self.g.shape(node))
+        return self.reordered(spread, (), instr.layout)
+
+    def left(self, instr: Instr) -> Any:
+        """A linear layer with its weight on the left. Rows are read by a flag where they are the last axis but one."""
+        assert instr.op is not None
+        assert instr.op.kernel is not None
+        assert instr.op.kernel.left is not None
+        x, weight, *bias = (s for s in instr.srcs if isinstance(s, int))
+        stored = instr.layout in self.nodes.get(x, {}) or instr.layout[-1] != len(instr.layout) - 2
+        columns = [self.g.reshaped(self.read(b), [self.g.shape(self.read(b))[0], 1]) for b in bias]
+        value = self.read(x, instr.layout if stored else ())
+        return instr.op.kernel.left(self.g, stored, value, self.read(weight), *columns, *instr.attrs)
+
+    def attributes(self, instr: Instr) -> list[Any]:
+        """The attributes, with axes counted as they are stored."""
+        assert instr.op is not None
+        names = [name for name, _ in instr.op.attrs]
+        if not instr.layout:
+            return list(instr.attrs)
+        found = dict(zip(names, instr.attrs, strict=True))
+        if "axis" in found:
+            found["axis"] = instr.layout.index(found["axis"])
+        if "axes" in found:
+            found["axes"] = tuple(instr.layout.index(a) for a in found["axes"])
+        return list(found.values())
+
+    def checked(self, register: int, layout: Layout, node: Any, name: str) -> Any:
+        """The node, if it has the type of the register: a wrong size must not become an overrun of the arena."""
+        type = self.program.vregs[register].type
+        assert isinstance(type, TensorType)
+        if self.g.shape(node) != stored_shape(type, layout) or self.g.type(node) != element_type(type.dtype):
+            reason = f"its kernel gives {self.g.type(node)} {self.g.shape(node)}, not {type}"
+            raise RunError("run", name, reason, "correct the kernel")
+        return node
