@@ -56,6 +56,8 @@ def prefer(op: Op, target: Target, operands: Sequence[Type], results: Sequence[T
         elif not device.computes(kernel.unit, operands, results):
             shown = ", ".join(sorted({_dtype(t) for t in (*operands, *results)} - {*device.dtypes, "lit"}))
             reason = f"{device.name} has no {kernel.unit} unit for {shown or 'it'}"
+        elif refusal := device.refusal(op.name, operands, results):
+            reason = refusal
         else:
             return device.name, kernel.unit, "has the kernel"
     return target.host, kernel.unit, reason

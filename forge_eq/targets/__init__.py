@@ -30,7 +30,8 @@ class Device:
 
     ``units`` are the kernel units it has. ``dtypes`` are the element types it computes; ``operand_dtypes`` those that
     it only accepts as an operand (a boolean mask). ``gathers`` tells whether data-dependent reads are at home here.
-    ``memory_mib`` limits its arena (0: no limit). ``kind`` is the executor, ``openvino`` or ``torch``.
+    ``memory_mib`` limits its arena and ``max_rank`` the axes of a value (0: no limit). ``kind`` is the executor,
+    ``openvino`` or ``torch``. ``refuses`` are ops that its compiler does not take, whatever their unit.
     """
 
     name: str
@@ -40,6 +41,17 @@ class Device:
     operand_dtypes: tuple[str, ...] = ()
     gathers: bool = True
     memory_mib: float = 0.0
+    max_rank: int = 0
+    refuses: tuple[str, ...] = ()
+
+    def refusal(self, op: str, operands: Iterable[Type], results: Iterable[Type]) -> str:
+        """Why the device's compiler does not take this op on these types, though it has the unit; else empty."""
+        if op in self.refuses:
+            return f"the compiler of {self.name} refuses {op}"
+        ranks = [t.rank for t in _flat([*operands, *results]) if isinstance(t, TensorType)]
+        if self.max_rank and max(ranks, default=0) > self.max_rank:
+            return f"{self.name} has at most {self.max_rank} axes, not {max(ranks)}"
+        return ""
 
     def computes(self, unit: str, operands: Iterable[Type], results: Iterable[Type]) -> bool:
         """Whether the device has the unit and takes these operand and result types."""
@@ -199,6 +211,8 @@ def _device(reader: _Reader) -> Device:
         operand_dtypes=reader.choices("operand_dtypes", tuple(DTYPES), default=()),
         gathers=reader.flag("gathers", default=True),
         memory_mib=reader.number("memory_mib", default=0.0),
+        max_rank=int(reader.number("max_rank", default=0.0)),
+        refuses=reader.texts("refuses"),
     )
     reader.no_more()
     if not made.name.isidentifier():
@@ -258,6 +272,12 @@ class _Reader:
             self.fail(key, "is not a table")
         inner = self.sub(table, key)
         return {k: inner.number(k) for k in sorted(table)}
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.take(key, [])
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            self.fail(key, "is not a list of strings")
+        return tuple(value)
 
     def list_of(self, key: str, kind: type) -> list[Any]:
         value = self.take(key, None)
