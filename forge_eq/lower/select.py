@@ -17,6 +17,7 @@ from forge_eq.errors import LowerError
 from forge_eq.ir.expand import expand_graph
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.ir.types import NoneType, Sym, TensorType, TupleType, Type
+from forge_eq.lower.blocks import in_blocks
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
 from forge_eq.ops.spec import Op
 from forge_eq.targets import Target, load
@@ -29,7 +30,9 @@ def lower(graph: Graph, target: str | Target) -> Program:
         LowerError: a symbolic size, or a result that is no tensor.
         OptionsError: no such target.
     """
-    return _Selector(expand(graph.live()), load(target)).run()
+    chosen = load(target)
+    whole = expand(graph.live())
+    return _Selector(in_blocks(whole, chosen.blocks) if chosen.blocks else whole, chosen).run()
 
 
 def expand(graph: Graph) -> Graph:

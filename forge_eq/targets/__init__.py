@@ -63,6 +63,17 @@ class Device:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Which products lowering does in parts: those over at least ``features`` for at least ``rows`` rows in ``parts``
+    parts, and with ``outer`` a split product piece by piece."""
+
+    features: int
+    rows: int
+    parts: int
+    outer: bool
+
+
 @dataclass(frozen=True)
 class Target:
     """A target. Rates are peaks: ``peak_gflops`` in 1e9 operations/s, ``bandwidth_gbps`` and ``transfer_gbps`` in
@@ -84,6 +95,7 @@ class Target:
     alignment: int = 64
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     penalties: Mapping[str, float] = field(default_factory=dict, hash=False)
+    blocks: Blocks | None = None
 
     def device(self, name: str) -> Device:
         """The device called ``name``. Raises OptionsError when the target has none."""
@@ -179,6 +191,7 @@ def parse(text: str, where: str = "<text>") -> Target:
         alignment=reader.power_of_two("alignment", 64),
         weights=reader.numbers("weights"),
         penalties=reader.numbers("penalties"),
+        blocks=_blocks(reader),
         **{f: reader.number(f, positive=f != "launch_us" and f != "transfer_us") for f in _RATES},
     )
     reader.no_more()
@@ -200,6 +213,19 @@ def _dtypes(reader: _Reader) -> tuple[str, ...]:
     """``["all"]`` stands for every dtype, those of later versions included."""
     found = reader.choices("dtypes", ("all", *DTYPES))
     return tuple(DTYPES) if found == ("all",) else found
+
+
+def _blocks(reader: _Reader) -> Blocks | None:
+    if "blocks" not in reader.left:
+        return None
+    table = reader.take("blocks", None)
+    if not isinstance(table, dict):
+        reader.fail("blocks", "is not a table")
+    inner = reader.sub(table, "blocks")
+    features, rows, parts = (int(inner.number(name, positive=True)) for name in ("features", "rows", "parts"))
+    made = Blocks(features, rows, parts, outer=inner.flag("outer", default=False))
+    inner.no_more()
+    return made
 
 
 def _device(reader: _Reader) -> Device:
