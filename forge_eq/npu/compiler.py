@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,8 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Refused:
-    """A refused model. ``stage`` is ``read``, ``compile`` or ``export``, or ``crash`` when the process ended."""
+    """A refused model. ``stage`` is ``read``, ``compile`` or ``export``; ``crash`` when the process ended, ``limit``
+    when it was given up."""
 
     stage: str
     message: str
@@ -106,10 +108,20 @@ def wine() -> Provider | str:
 
 
 class Compiler:
-    """A running compiler; use as a context. ``answers`` is a folder in which answers are kept, None keeps none."""
+    """A running compiler; use as a context.
 
-    def __init__(self, source: Provider | None = None, answers: Path | None = None, device: str = "NPU") -> None:
-        self.source, self.answers, self.device = source or provider(), answers, device
+    ``answers`` is a folder in which answers are kept, None keeps none. ``limit`` is the number of seconds after which
+    a request is given up: the compiler takes minutes to hours for some programs and says nothing meanwhile.
+    """
+
+    def __init__(
+        self,
+        source: Provider | None = None,
+        answers: Path | None = None,
+        device: str = "NPU",
+        limit: float = 600.0,
+    ) -> None:
+        self.source, self.answers, self.device, self.limit = source or provider(), answers, device, limit
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Compiler:
@@ -183,6 +195,24 @@ class Compiler:
     def request(self, fields: list[str]) -> tuple[list[str], str]:
         """The answer's fields and the log before it; a crash is answered by ``@failed crash``."""
         self._start()
+        assert self._process is not None
+        late = threading.Event()
+        watch = threading.Timer(self.limit, self._give_up, (self._process, late))
+        watch.start()
+        try:
+            answer, log = self._exchange(fields)
+        finally:
+            watch.cancel()
+        if late.is_set():
+            answer = ["@failed", "limit", f"the compiler did not end within {self.limit:g} s"]
+        return answer, log
+
+    @staticmethod
+    def _give_up(process: subprocess.Popen[str], late: threading.Event) -> None:
+        late.set()
+        process.kill()
+
+    def _exchange(self, fields: list[str]) -> tuple[list[str], str]:
         try:
             self._in.write("\t".join(fields) + "\n")
             self._in.flush()
@@ -268,7 +298,7 @@ class Compiler:
         return Compiled(**{**kept, "simulation": simulation_of(kept["simulation"])})
 
     def _keep(self, key: str, answer: Answer) -> Answer:
-        if self.answers is not None and (answer or getattr(answer, "stage", "") != "crash"):
+        if self.answers is not None and (answer or getattr(answer, "stage", "") not in ("crash", "limit")):
             from forge_eq.npu.kept import as_json
 
             self.answers.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,10 @@ class Device:
         """Why the device's compiler does not take this op on these types, though it has the unit; else empty."""
         if op in self.refuses:
             return f"the compiler of {self.name} refuses {op}"
-        ranks = [t.rank for t in _flat([*operands, *results]) if isinstance(t, TensorType)]
+        tensors = [t for t in _flat([*operands, *results]) if isinstance(t, TensorType)]
+        if self.max_rank and any(t.elements == 0 for t in tensors):
+            return f"the compiler of {self.name} crashes on a value without elements"
+        ranks = [t.rank for t in tensors]
         if self.max_rank and max(ranks, default=0) > self.max_rank:
             return f"{self.name} has at most {self.max_rank} axes, not {max(ranks)}"
         return ""
