@@ -25,6 +25,7 @@ from forge_eq.npu.diagnose import diagnose
 from sheet import Sheet, arguments, finish, tell, where
 
 VOCABULARY = 2048  # of truncated models: the head and the lookup are not what a layer is about
+INT8 = "llama-3.1-8b"  # the paper's setting for it: int8 weights per channel, f16 activations
 LEFT = 3  # exit status while cases are left
 
 
@@ -119,6 +120,7 @@ def measure(case: Case, compiler: Compiler) -> dict[str, Any]:
     from forge_eq.capture import capture
     from forge_eq.lower.select import lower
     from forge_eq.npu.check import check
+    from forge_eq.npu.precision import Int8Builder
     from forge_eq.npu.search import forms, search
     from forge_eq.options import Options
     from forge_eq.pipeline import Job
@@ -135,6 +137,9 @@ def measure(case: Case, compiler: Compiler) -> dict[str, Any]:
     graph = stages(job, "extract")["extract"]
     best = search(graph, target, compiler, case.platform, on_form=lambda form: tell(f"  {form}"))
     found["ours host"] = {**total(best.report), "form": best.form, "forms": best.times}
+    if case.family == INT8 and case.layers:
+        coded = check(best.plan.program, target, compiler, case.platform, builder=Int8Builder)
+        found["ours host, int8 weights"] = total(coded)
     chosen = dict(forms(target))[best.form]
     npu = chosen.devices[0]
     whole = replace(npu, gathers=True, dtypes=(*npu.dtypes, "i64"))
