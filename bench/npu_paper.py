@@ -3,9 +3,10 @@
 Usage: python bench/npu_paper.py [--families gpt2-124m,...] [--platform 4000] [--minutes 4.5] [--out FOLDER]
 
 Latencies are simulated by Intel's NPU compiler, of a few layers of each family at 128 tokens, exported with attention
-spelled out; the paper's stand beside them. The NPU compiler recognises attention by itself, so "without" is what is left for our rules to gain. Transitions
-are those of a device without vector units (target restricted-npu), in captured order and as scheduled, each program
-compiled segment by segment; a transition costs what the target file says, the host's own instructions nothing.
+spelled out; the paper's stand beside them. The NPU compiler recognises attention by itself, so "without" is what is
+left for our rules to gain. Transitions are those of a device without vector units (target restricted-npu), in captured
+order and as scheduled, each program compiled segment by segment; a transition costs what the target file says, the
+host's own instructions nothing.
 """
 
 from __future__ import annotations

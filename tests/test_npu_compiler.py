@@ -227,3 +227,34 @@ def test_a_program_is_accepted_and_timed(npu: Compiler) -> None:
     assert isinstance(again, Compiled)
     assert (again.sha256, again.simulation) == (answer.sha256, answer.simulation)  # deterministic
     assert "simulated by Intel" in report.text()
+
+
+# ------------------------------------------------------------------------------------------ forms for the NPU
+
+
+@pytest.mark.parametrize("mask", ["causal", "bool", "float", "none"])
+def test_the_npus_attention_computes_the_same(mask: str) -> None:
+    """The model for the NPU, run by OpenVINO's CPU plugin in f32, against the program by torch."""
+    import openvino as ov
+
+    from forge_eq.run.openvino_builder import PRECISION
+    from forge_eq.run.values import evaluate
+
+    tril = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    given = {"bool": tril, "float": torch.zeros(1, 1, 6, 6).masked_fill(~tril, float("-inf"))}.get(mask)
+
+    class Attend(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            function = torch.nn.functional.scaled_dot_product_attention
+            return function(q, k, v, given, is_causal=mask == "causal", enable_gqa=True)
+
+    shapes = [(1, 4, 6, 8), (1, 2, 6, 8), (1, 2, 6, 8)]
+    inputs = [torch.randn(s, generator=torch.Generator().manual_seed(n)) for n, s in enumerate(shapes)]
+    made, target = program(Attend(), *inputs)
+    built = segment_model(made, next(npu_segments(made, target)))
+    assert built is not None
+    compiled = ov.Core().compile_model(built.model, "CPU", PRECISION)
+    values = evaluate(made, inputs)
+    found = compiled([values[r].numpy() for r in built.reads])
+    for port, register in enumerate(built.writes):
+        torch.testing.assert_close(torch.from_numpy(found[port]), values[register], rtol=1e-4, atol=1e-5)
