@@ -3,9 +3,9 @@
 Usage: python bench/npu_calibrate.py [--platform 4000] [--collect parts|layers] [--seconds 240] [--fit] [--out FOLDER]
 
 ``--collect`` compiles small programs, one model part or one whole layer each, at several sizes and in several forms
-(``npu.search``), and appends what each instruction takes to ``bench/data/npu-PLATFORM.jsonl``; it goes on where it was
-stopped. ``--fit`` finds rates and weights per cost class that fit the parts, and judges them on the layers, which the
-fit has not seen: pairs of programs of one model in the right order, and the median error.
+(products whole and in blocks), and appends what each instruction takes to ``bench/data/npu-PLATFORM.jsonl``; it goes
+on where it was stopped. ``--fit`` finds rates and weights per cost class that fit the parts, and judges them on the
+layers, which the fit has not seen: pairs of programs of one model in the right order, and the median error.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from forge_eq.npu import parts
 from forge_eq.npu.compiler import SIMULATED, Compiler
+from forge_eq.targets import Blocks
 from sheet import Sheet, arguments, finish, tell, where
 
 DATA = Path(__file__).parent / "data"
@@ -122,7 +123,6 @@ def collect(group: str, platform: str, seconds: float) -> int:
     from forge_eq.capture import capture
     from forge_eq.lower.select import lower
     from forge_eq.npu.check import check
-    from forge_eq.npu.search import forms
     from forge_eq.options import Options
     from forge_eq.pipeline import Job, run
     from forge_eq.schedule.plan import schedule
@@ -133,7 +133,8 @@ def collect(group: str, platform: str, seconds: float) -> int:
     target = replace(load(f"intel-npu-{platform}"), transfer_us=0.0, transfer_gbps=1e9)
     with Compiler(answers=parts.folder() / "answers") as compiler:
         for model, name, module, x in programs(group):
-            if f"{name}, whole" in known:
+            wanted = [f for f in (FORMS if group == "layers" else ("whole",)) if f"{name}, {f}" not in known]
+            if not wanted:
                 continue
             if time.monotonic() - start > seconds:
                 left += 1
@@ -141,7 +142,8 @@ def collect(group: str, platform: str, seconds: float) -> int:
             torch.manual_seed(0)
             job = Job(Options(target=f"intel-npu-{platform}"), forms={"capture": capture(module.eval(), (x,))})
             graph = run(job, "extract")["extract"]
-            for form, variant in [f for f in forms(target) if f[0] in (("whole",) if group == "parts" else FORMS)]:
+            for form in wanted:
+                variant = replace(target, blocks=FORMS[form])
                 plan = schedule(lower(graph, variant), variant)
                 report = check(plan.program, variant, compiler, platform)
                 if report.accepted:
@@ -150,7 +152,12 @@ def collect(group: str, platform: str, seconds: float) -> int:
     return left
 
 
-FORMS = ("outer", "inner 2", "whole")
+FORMS: dict[str, Blocks | None] = {
+    "whole": None,
+    "outer": Blocks(1 << 30, 1, 1, outer=True),
+    "halves": Blocks(512, 16, 2, outer=True),
+    "quarters": Blocks(512, 16, 4, outer=True),
+}
 
 
 def row_of(group: str, model: str, name: str, program: Any, report: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from forge_eq.run.segments import Built, build_model
 from forge_eq.run.values import constant, run_instr
 from forge_eq.targets import Target
 
-_REGISTER = re.compile(r"\bv(\d+)(?:\.\d+)?$")
+_REGISTER = re.compile(r"^(?!return )\S+ v(\d+)(?:\.\d+)?$")  # not the model's inputs, outputs and constants
 
 
 def npu_segments(program: Program, target: Target) -> Iterator[Segment]:
