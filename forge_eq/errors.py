@@ -72,3 +72,7 @@ class FileError(ForgeError):
 
 class OptionsError(ForgeError):
     """An option has a value that makes no sense."""
+
+
+class NpuError(ForgeError):
+    """The NPU compiler is not there, or gives an answer that cannot be read."""

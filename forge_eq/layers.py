@@ -17,6 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("alloc",),
     ("schedule",),
     ("run",),
+    ("npu",),
     ("report", "pipeline", "cache"),
     ("api", "program"),
     ("dynamo",),

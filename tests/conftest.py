@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any import of transformers
 os.environ["FORGE_EQ_CACHE"] = "0"  # no test depends on what another one or the user compiled
@@ -50,3 +52,17 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no data at {SHARED}; set FORGE_EQ_SHARED")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def npu() -> Iterator[Any]:
+    """Intel's NPU compiler, running; skips with the reason where it is not set up."""
+    from forge_eq.errors import NpuError
+    from forge_eq.npu.compiler import Compiler, provider
+
+    try:
+        source = provider()
+    except NpuError as e:
+        pytest.skip(f"{e.reason}; {e.remedy}")
+    with Compiler(source) as compiler:
+        yield compiler

@@ -14,7 +14,8 @@ SOURCE = (Path(targets.__file__).parent / "openvino-cpu.toml").read_text(encodin
 
 
 def test_shipped_targets_load() -> None:
-    assert targets.names() == ("openvino-cpu", "restricted-npu", "torch")
+    npus = ("intel-npu-3720", "intel-npu-4000", "intel-npu-5010")
+    assert targets.names() == (*npus, "openvino-cpu", "restricted-npu", "torch")
     for name in targets.names():
         target = targets.load(name)
         assert (target.name, target.host) == (name, "cpu")

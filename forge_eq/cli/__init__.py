@@ -1,4 +1,4 @@
-"""The command line: ``forge-eq optimize|compile|explain|generate|tune|rules|ops|verify|calibrate|bench|demo``.
+"""The command line: ``forge-eq optimize|compile|explain|generate|tune|rules|ops|verify|calibrate|bench|npu|demo``.
 
 Takes arguments. Gives text: results on standard output, progress on standard error. Promises: every ForgeError is
 told in a panel and ends with status 2, never in a traceback; a refused rule ends with status 1; without a terminal
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typer
 
-from forge_eq.cli import bench, catalogue, machine, programs
+from forge_eq.cli import bench, catalogue, machine, npu, programs
 from forge_eq.cli.screen import Group
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ programs.enter(app)
 catalogue.enter(app)
 machine.enter(app)
 bench.enter(app)
+npu.enter(app)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from forge_eq.ir.expand import expand_graph
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.ir.sizes import is_symbolic
 from forge_eq.ir.types import NoneType, TensorType, TupleType, Type
+from forge_eq.lower.blocks import in_blocks
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
 from forge_eq.lower.state import in_place, written_inputs
 from forge_eq.ops.spec import Op
@@ -30,7 +31,9 @@ def lower(graph: Graph, target: str | Target) -> Program:
         LowerError: a symbolic size, or a result that is no tensor.
         OptionsError: no such target.
     """
-    return _Selector(expand(graph.live()), load(target)).run()
+    chosen = load(target)
+    whole = expand(graph.live())
+    return _Selector(in_blocks(whole, chosen.blocks) if chosen.blocks else whole, chosen).run()
 
 
 def expand(graph: Graph) -> Graph:
@@ -57,6 +60,8 @@ def prefer(op: Op, target: Target, operands: Sequence[Type], results: Sequence[T
         elif not device.computes(kernel.unit, operands, results):
             shown = ", ".join(sorted({_dtype(t) for t in (*operands, *results)} - {*device.dtypes, "lit"}))
             reason = f"{device.name} has no {kernel.unit} unit for {shown or 'it'}"
+        elif refusal := device.refusal(op.name, operands, results):
+            reason = refusal
         else:
             return device.name, kernel.unit, "has the kernel"
     return target.host, kernel.unit, reason

@@ -42,8 +42,9 @@ def build_model(
     outputs: Sequence[int],
     constant: Callable[[int], torch.Tensor | None],
     name: str,
+    builder: Callable[[], NodeBuilder] = NodeBuilder,
 ) -> Built:
-    """An ``ov.Model`` of the instructions at ``positions``.
+    """An ``ov.Model`` of the instructions at ``positions``, whose kernels are written on ``builder()``.
 
     A value that is made outside becomes a parameter, or a constant where ``constant(register)`` gives its data. A copy
     computes nothing: its result stands for its operand.
@@ -51,13 +52,12 @@ def build_model(
     Raises:
         RunError: openvino is missing, a kernel cannot be built, or its result has not the type of its register.
     """
-    return _ModelWriter(program, constant).write(positions, outputs, name)
+    return _ModelWriter(program, constant, builder()).write(positions, outputs, name)
 
 
 class _ModelWriter:
-    def __init__(self, program: Program, constant: Callable[[int], torch.Tensor | None]) -> None:
-        self.program, self.constant = program, constant
-        self.g = NodeBuilder()
+    def __init__(self, program: Program, constant: Callable[[int], torch.Tensor | None], g: NodeBuilder) -> None:
+        self.program, self.constant, self.g = program, constant, g
         self.nodes: dict[int, dict[Layout, Any]] = {}  # register -> the layouts in which its value is there
         self.parameters: dict[int, Any] = {}
 

@@ -33,7 +33,8 @@ class Device:
 
     ``units`` are the kernel units it has. ``dtypes`` are the element types it computes; ``operand_dtypes`` those that
     it only accepts as an operand (a boolean mask). ``gathers`` tells whether data-dependent reads are at home here.
-    ``memory_mib`` limits its arena (0: no limit). ``kind`` is the executor, ``openvino`` or ``torch``.
+    ``memory_mib`` limits its arena and ``max_rank`` the axes of a value (0: no limit). ``kind`` is the executor,
+    ``openvino`` or ``torch``. ``refuses`` are ops that its compiler does not take, whatever their unit.
     """
 
     name: str
@@ -43,6 +44,20 @@ class Device:
     operand_dtypes: tuple[str, ...] = ()
     gathers: bool = True
     memory_mib: float = 0.0
+    max_rank: int = 0
+    refuses: tuple[str, ...] = ()
+
+    def refusal(self, op: str, operands: Iterable[Type], results: Iterable[Type]) -> str:
+        """Why the device's compiler does not take this op on these types, though it has the unit; else empty."""
+        if op in self.refuses:
+            return f"the compiler of {self.name} refuses {op}"
+        tensors = [t for t in _flat([*operands, *results]) if isinstance(t, TensorType)]
+        if self.max_rank and any(t.elements == 0 for t in tensors):
+            return f"the compiler of {self.name} crashes on a value without elements"
+        ranks = [t.rank for t in tensors]
+        if self.max_rank and max(ranks, default=0) > self.max_rank:
+            return f"{self.name} has at most {self.max_rank} axes, not {max(ranks)}"
+        return ""
 
     def computes(self, unit: str, operands: Iterable[Type], results: Iterable[Type]) -> bool:
         """Whether the device has the unit and takes these operand and result types."""
@@ -52,6 +67,17 @@ class Device:
             and all(isinstance(t, TensorType) and t.dtype in readable for t in _flat(operands))
             and all(isinstance(t, TensorType) and t.dtype in self.dtypes for t in _flat(results))
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Which products lowering does in parts: those over at least ``features`` for at least ``rows`` rows in ``parts``
+    parts, and with ``outer`` a split product piece by piece."""
+
+    features: int
+    rows: int
+    parts: int
+    outer: bool
 
 
 @dataclass(frozen=True)
@@ -78,6 +104,7 @@ class Target:
     penalties: Mapping[str, float] = field(default_factory=dict, hash=False)
     kernels: Kernels = Kernels()
     measured: tuple[str, ...] = ()
+    blocks: Blocks | None = None
 
     def device(self, name: str) -> Device:
         """The device called ``name``. Raises OptionsError when the target has none."""
@@ -181,6 +208,7 @@ def parse(text: str, where: str = "<text>") -> Target:
         penalties=reader.numbers("penalties"),
         kernels=reader.kernels("kernels"),
         measured=reader.texts("measured"),
+        blocks=_blocks(reader),
         **{f: reader.number(f, positive=f != "launch_us" and f != "transfer_us") for f in _RATES},
     )
     reader.no_more()
@@ -204,6 +232,19 @@ def _dtypes(reader: _Reader) -> tuple[str, ...]:
     return tuple(DTYPES) if found == ("all",) else found
 
 
+def _blocks(reader: _Reader) -> Blocks | None:
+    if "blocks" not in reader.left:
+        return None
+    table = reader.take("blocks", None)
+    if not isinstance(table, dict):
+        reader.fail("blocks", "is not a table")
+    inner = reader.sub(table, "blocks")
+    features, rows, parts = (int(inner.number(name, positive=True)) for name in ("features", "rows", "parts"))
+    made = Blocks(features, rows, parts, outer=inner.flag("outer", default=False))
+    inner.no_more()
+    return made
+
+
 def _device(reader: _Reader) -> Device:
     made = Device(
         name=reader.text("name"),
@@ -213,6 +254,8 @@ def _device(reader: _Reader) -> Device:
         operand_dtypes=reader.choices("operand_dtypes", tuple(DTYPES), default=()),
         gathers=reader.flag("gathers", default=True),
         memory_mib=reader.number("memory_mib", default=0.0),
+        max_rank=int(reader.number("max_rank", default=0.0)),
+        refuses=reader.texts("refuses"),
     )
     reader.no_more()
     if not made.name.isidentifier():

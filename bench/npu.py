@@ -1,0 +1,236 @@
+"""What Intel's NPU compiler says about our programs, beside what it says about OpenVINO's own conversion.
+
+Usage: python bench/npu.py [--cases quick|layers|whole|platforms|decode] [--minutes 4.5] [--store FILE] [--out FOLDER]
+
+Every figure is simulated by Intel's NPU compiler (no device, no clock: other load on the machine does not matter).
+Compiles are heavy, so answers go to the store as they come and a run that is stopped goes on where it was; it ends
+with status 3 while cases are left. "plain" is ``openvino.convert_model`` of the exported program with static shapes;
+"host" means that the embedding lookup is done on the host, in either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forge_eq.families import PAPER, build
+from forge_eq.npu import parts
+from forge_eq.npu.compiler import SIMULATED, Answer, Compiled, Compiler
+from forge_eq.npu.diagnose import diagnose
+from sheet import Sheet, arguments, finish, tell, where
+
+VOCABULARY = 2048  # of truncated models: the head and the lookup are not what a layer is about
+INT8 = "llama-3.1-8b"  # the paper's setting for it: int8 weights per channel, f16 activations
+LEFT = 3  # exit status while cases are left
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model on one platform; ``layers`` 0 is the whole one with its vocabulary."""
+
+    family: str
+    layers: int
+    tokens: int
+    platform: str
+
+    @property
+    def name(self) -> str:
+        depth = f"{self.layers} layers" if self.layers else "whole"
+        return f"{self.family}, {depth}, {self.tokens} token{'s' * (self.tokens > 1)}, NPU {self.platform}"
+
+
+def _depth(family: str) -> int:
+    return {"lfm2-2.6b": 3, "llama-3.1-8b": 1}.get(family, 2)  # LFM2's first attention layer is the third
+
+
+QUICK = [Case("gpt2-124m", 2, 128, "4000")]
+LAYERS = [Case(f, _depth(f), 128, "4000") for f in PAPER]
+DECODE = [Case(f, _depth(f), 1, "4000") for f in PAPER]
+PLATFORMS = [Case(f, _depth(f), 128, p) for p in ("3720", "5010") for f in PAPER]
+WHOLE = [Case("gpt2-124m", 0, 128, "4000"), Case("smollm2", 0, 128, "4000")]
+CASES = {"quick": QUICK, "layers": LAYERS, "decode": DECODE, "platforms": PLATFORMS, "whole": WHOLE}
+
+
+def main(argv: list[str]) -> int:
+    parser = arguments(__doc__, "npu")
+    parser.add_argument("--cases", default="quick", choices=[*CASES, "all"])
+    parser.add_argument("--families", default="", help="only these, with commas")
+    parser.add_argument("--minutes", type=float, default=4.5, help="start no case after so many")
+    parser.add_argument("--store", type=Path, default=parts.folder() / "bench.jsonl")
+    given = parser.parse_args(argv)
+    wanted = [c for group in CASES.values() for c in group] if given.cases == "all" else CASES[given.cases]
+    wanted = [c for c in wanted if not given.families or c.family in given.families.split(",")]
+    found, left = run(wanted, given)
+    sheet = Sheet("NPU", where(given.threads, precision="float16 on the NPU", times=SIMULATED))
+    for case in wanted:
+        if case.name in found:
+            fill(sheet, case, found[case.name])
+    summary(sheet, {c.name: found[c.name] for c in wanted if c.name in found})
+    status = finish(sheet, "npu", given.out)
+    if left:
+        tell(f"{left} of {len(wanted)} cases are left: run it again")
+    return LEFT if left else status
+
+
+def run(wanted: list[Case], given: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """What the store has and what there is time for; and how many cases are left."""
+    import torch
+
+    torch.set_num_threads(given.threads)
+    found = read(given.store)
+    start = time.monotonic()
+    with Compiler(answers=parts.folder() / "answers") as compiler:
+        for case in wanted:
+            if case.name not in found and time.monotonic() - start < 60 * given.minutes:
+                tell(case.name)
+                found[case.name] = measure(case, compiler)
+                given.store.parent.mkdir(parents=True, exist_ok=True)
+                with given.store.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"case": case.name, **asdict(case), "found": found[case.name]}) + "\n")
+    return found, sum(c.name not in found for c in wanted)
+
+
+def read(store: Path) -> dict[str, Any]:
+    if not store.is_file():
+        return {}
+    rows = (json.loads(line) for line in store.read_text(encoding="utf-8").splitlines())
+    return {row["case"]: row["found"] for row in rows}
+
+
+# ------------------------------------------------------------------------------------------ measurements
+
+
+def model_of(case: Case) -> Any:
+    if case.family == "smollm2":
+        from forge_eq.models import smollm2
+
+        return smollm2(case.tokens)
+    if not case.layers:
+        return build(case.family, case.tokens)
+    return build(case.family, case.tokens, layers=case.layers, vocabulary=VOCABULARY)
+
+
+def measure(case: Case, compiler: Compiler) -> dict[str, Any]:
+    """Plain and ours, with the lookup on the NPU and on the host."""
+    from forge_eq.capture import capture
+    from forge_eq.lower.select import lower
+    from forge_eq.npu.check import check
+    from forge_eq.npu.precision import Int8Builder
+    from forge_eq.npu.search import forms, search
+    from forge_eq.options import Options
+    from forge_eq.pipeline import Job
+    from forge_eq.pipeline import run as stages
+    from forge_eq.schedule.plan import schedule
+    from forge_eq.targets import load
+
+    model = model_of(case)
+    found: dict[str, Any] = {}
+    for name, host in (("plain", False), ("plain host", True)):
+        found[name] = told(compiler.compile(plain(model, host), case.platform))
+    target = replace(load(f"intel-npu-{case.platform}"), transfer_us=0.0)
+    job = Job(Options(target=f"intel-npu-{case.platform}"), forms={"capture": capture(model.module, model.args)})
+    graph = stages(job, "extract")["extract"]
+    best = search(graph, target, compiler, case.platform, on_form=lambda form: tell(f"  {form}"))
+    found["ours host"] = {**total(best.report), "form": best.form, "forms": best.times}
+    if case.family == INT8 and case.layers:
+        coded = check(best.plan.program, target, compiler, case.platform, builder=Int8Builder)
+        found["ours host, int8 weights"] = total(coded)
+    chosen = dict(forms(target))[best.form]
+    npu = chosen.devices[0]
+    whole = replace(npu, gathers=True, dtypes=(*npu.dtypes, "i64"))
+    chosen = replace(chosen, devices=(whole, *chosen.devices[1:]))
+    plan = schedule(lower(graph, chosen), chosen)
+    found["ours"] = total(check(plan.program, chosen, compiler, case.platform))
+    return found
+
+
+def plain(model: Any, host: bool) -> Any:
+    """OpenVINO's own conversion with static shapes; with ``host`` the looked-up rows are an input."""
+    import openvino as ov
+    import torch
+
+    made = ov.convert_model(torch.export.export(model.module, model.args, strict=False))
+    made.reshape({port: list(arg.shape) for port, arg in zip(made.inputs, model.args, strict=True)})
+    if host:
+        lookup = max(
+            (n for n in made.get_ordered_ops() if n.get_type_name() == "Gather" and len(n.get_output_shape(0)) == 3),
+            key=lambda n: n.input_value(0).get_shape()[0],
+        )
+        rows = ov.opset16.parameter(list(lookup.get_output_shape(0)), lookup.get_output_element_type(0), "rows")
+        lookup.output(0).replace(rows.output(0))
+        made.add_parameters([rows])
+        for parameter in made.get_parameters():
+            if not parameter.output(0).get_target_inputs():
+                made.remove_parameter(parameter)
+        made.validate_nodes_and_infer_types()
+    return made
+
+
+def told(answer: Answer) -> dict[str, Any]:
+    if not isinstance(answer, Compiled):
+        said = diagnose(answer)
+        return {"refused": f"{said.reason}: {said.first}"}
+    s = answer.simulation
+    assert s is not None
+    unpriced = sorted({layer.kind for layer in s.unknown if layer.kind})
+    times = {"total": s.total, "dma": s.dma, "dpu": s.dpu, "shave": s.shave}
+    return {**times, "blob": answer.blob, "seconds": answer.seconds, "unknown": len(s.unknown), "unpriced": unpriced}
+
+
+def total(report: Any) -> dict[str, Any]:
+    """The segments of a program one after the other."""
+    answers = [told(s.answer) for s in report.segments]
+    refused = next((a for a in answers if "refused" in a), None)
+    if refused is not None:
+        return refused
+    added: dict[str, Any] = {
+        k: sum(a[k] for a in answers) for k in ("total", "dma", "dpu", "shave", "blob", "seconds", "unknown")
+    }
+    kinds = sorted({s.instr.op.name for c in report.segments for s in c.spent if s.unknown and s.instr and s.instr.op})
+    return {**added, "unpriced": kinds, "segments": len(answers)}
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def fill(sheet: Sheet, case: Case, found: dict[str, Any]) -> None:
+    """The table of one case and its criteria."""
+    sheet.figures[case.name] = found
+    head = ("", "us", "DMA", "DPU", "SHAVE", "blob, MB", "compile, s", "without a price")
+    sheet.table(case.name, head, [row(name, f) for name, f in found.items()], f"Times {SIMULATED}.")
+    for name in ("ours", "ours host"):
+        sheet.demand(f"{case.name}: {name} refused", float("refused" in found[name]), 0.0)
+    for ours, theirs in (("ours", "plain"), ("ours host", "plain host")):
+        if "total" in found[ours] and "total" in found[theirs]:
+            limit = 0.98 if case.layers and case.tokens > 1 else 1.0
+            sheet.demand(f"{case.name}: {ours} / {theirs}", found[ours]["total"] / found[theirs]["total"], limit)
+    if not case.layers and "total" in found["plain"]:
+        ratio = found["ours host"]["total"] / found["plain"]["total"]
+        sheet.demand(f"{case.name}: ours host / plain", ratio, 0.88)
+
+
+def row(name: str, f: dict[str, Any]) -> tuple[Any, ...]:
+    if "refused" in f:
+        return (name, "refused", "", "", "", "", "", f["refused"][:160])
+    unknown = f"{f['unknown']}: {', '.join(f['unpriced'])}" if f["unknown"] else "none"
+    shown = f"{name} ({f['form']})" if "form" in f else name
+    return (shown, f["total"], f["dma"], f["dpu"], f["shave"], f["blob"] / 1e6, f["seconds"], unknown)
+
+
+def summary(sheet: Sheet, found: dict[str, dict[str, Any]]) -> None:
+    rows = []
+    for name, f in found.items():
+        times = [f[k].get("total", float("nan")) for k in ("plain", "ours", "plain host", "ours host")]
+        a, b, c, d = times
+        rows.append((name, *times, 100 * (b / a - 1), 100 * (d / c - 1), 100 * (d / a - 1)))
+    head = ("", "plain", "ours", "plain, host lookup", "ours, host lookup", "%", "% host", "% ours host / plain")
+    sheet.table("all cases, us", head, rows, f"Times {SIMULATED}. nan: refused.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

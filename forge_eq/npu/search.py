@@ -1,0 +1,66 @@
+"""The forms of a program that the NPU compiler may schedule better, tried one after the other.
+
+Takes a chosen graph and its target. Gives the report of the fastest form and what the others take. Promises: the forms
+are equal programs (``lower.blocks``); the compiler's simulated time decides, so the result is no slower than any form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from forge_eq.ir.graph import Graph
+from forge_eq.lower.select import lower
+from forge_eq.npu.check import Report, check
+from forge_eq.npu.compiler import Compiler
+from forge_eq.schedule.plan import Schedule, schedule
+from forge_eq.targets import Blocks, Target
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest accepted form (or the first, if none is), its schedule, and the times of all in microseconds."""
+
+    report: Report
+    plan: Schedule
+    form: str
+    times: dict[str, float]
+
+
+def forms(target: Target) -> Iterator[tuple[str, Target]]:
+    """The target's own blocks first; then none, only split products apart, and inner parts of two and four."""
+    yield "target", target
+    never = 1 << 30
+    yield "whole", replace(target, blocks=None)
+    yield "outer", replace(target, blocks=Blocks(never, never, 1, outer=True))
+    for parts in (2, 4):
+        yield f"inner {parts}", replace(target, blocks=Blocks(2048, 16, parts, outer=True))
+
+
+def search(
+    graph: Graph,
+    target: Target,
+    compiler: Compiler,
+    platform: str = "4000",
+    on_form: Callable[[str], None] | None = None,
+) -> Found:
+    """Compiles every form that differs from those before it.
+
+    Raises: as :func:`forge_eq.npu.check.check`.
+    """
+    best: Found | None = None
+    times: dict[str, float] = {}
+    seen: set[object] = set()
+    for name, variant in forms(target):
+        plan = schedule(lower(graph, variant), variant)
+        if plan.program.instrs in seen:
+            continue
+        seen.add(plan.program.instrs)
+        if on_form is not None:
+            on_form(name)
+        report = check(plan.program, variant, compiler, platform)
+        times[name] = report.total if report.accepted else float("inf")
+        if best is None or times[name] < times[best.form]:
+            best = Found(report, plan, name, times)
+    assert best is not None
+    return best

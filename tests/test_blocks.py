@@ -1,0 +1,94 @@
+"""Products in blocks: the same values, the weights as views, and only where the target asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from forge_eq.capture import capture
+from forge_eq.capture.execute import run_graph
+from forge_eq.ir.check import check
+from forge_eq.lower.blocks import in_blocks
+from forge_eq.lower.select import expand
+from forge_eq.options import Options
+from forge_eq.pipeline import Job, run
+from forge_eq.targets import Blocks
+
+
+class Feed(nn.Module):
+    """x + w2 act(w1 x), or gated when ``gate``."""
+
+    def __init__(self, gate: bool, bias: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 24, bias=bias), nn.Linear(24, 8, bias=bias)
+        self.gate = nn.Linear(8, 24, bias=False) if gate else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.silu(self.gate(x)) * self.up(x) if self.gate is not None else nn.functional.gelu(self.up(x))
+        y: torch.Tensor = x + self.down(h)
+        return y
+
+
+class Heads(nn.Module):
+    """One product, split into three that are used apart."""
+
+    def __init__(self, read_whole: bool) -> None:
+        super().__init__()
+        self.qkv, self.read_whole = nn.Linear(8, 24), read_whole
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.qkv(x)
+        q, k, v = y.split(8, -1)
+        found = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        return torch.cat([found, y], -1) if self.read_whole else found
+
+
+def chosen(module: nn.Module, x: torch.Tensor) -> Any:
+    job = Job(Options(), forms={"capture": capture(module.eval(), (x,))})
+    return expand(run(job, "extract")["extract"].live())
+
+
+def products(graph: Any) -> list[str]:
+    return [n.op.name for n in graph.nodes if n.op.name.startswith("linear")]
+
+
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_product_over_many_features(gate: bool, bias: bool, parts: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float32)
+    graph = chosen(Feed(gate, bias), x)
+    found = in_blocks(graph, Blocks(24, 2, parts, outer=False))
+    check(found)
+    assert len(products(found)) == parts * len(products(graph))
+    (want,), (got,) = run_graph(graph, [x]), run_graph(found, [x])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    old = {t.untyped_storage().data_ptr() for t in graph.constants.values()}
+    assert {t.untyped_storage().data_ptr() for t in found.constants.values()} <= old  # nothing is copied
+
+
+@pytest.mark.parametrize("blocks", [Blocks(25, 1, 2, False), Blocks(24, 11, 2, False), Blocks(24, 1, 7, False)])
+def test_what_is_not_asked_for_stays(blocks: Blocks) -> None:
+    graph = chosen(Feed(True, True), torch.randn(2, 5, 8))
+    assert products(in_blocks(graph, blocks)) == products(graph)
+
+
+def test_a_split_product_is_read_apart() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    graph = chosen(Heads(False), x)
+    found = in_blocks(graph, Blocks(99, 1, 2, outer=True))
+    check(found)
+    assert (len(products(graph)), len(products(found))) == (1, 3)
+    assert not any(n.op.name == "split" for n in found.nodes)
+    (want,), (got,) = run_graph(graph, [x]), run_graph(found, [x])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_product_that_is_also_read_whole_stays() -> None:
+    graph = chosen(Heads(True), torch.randn(2, 5, 8))
+    assert products(in_blocks(graph, Blocks(99, 1, 2, outer=True))) == products(graph)
