@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 KEPT_SHAPES = 4  # specialisations of a dynamic program that are kept
 
 
-def lift_state(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
-    """The graph with every buffer that it writes as an argument after the user's, and the buffers' names.
+def lift_state(graph: Graph, only: tuple[str, ...] | None = None) -> tuple[Graph, tuple[str, ...]]:
+    """The graph with every buffer that it writes and reads (or ``only`` these) as an argument after the user's; names.
 
     A device may keep constants as it likes; what changes between calls must be handed over at each.
     """
     written = {w.target.partition(":")[2] for w in graph.signature.write_backs if w.target.startswith("constant:")}
-    names = tuple(n.attrs[0] for n in graph.nodes if n.op.leaf == "constant" and n.attrs[0] in written)
+    read = tuple(n.attrs[0] for n in graph.nodes if n.op.leaf == "constant" and n.attrs[0] in written)
+    names = read if only is None else only
     if not names:
         return graph, ()
     first, builder, ids = len(graph.inputs), Builder(graph), dict[int, int]()
@@ -214,7 +215,7 @@ def finish(
     if on_stage is not None:
         on_stage("build")
     start = time.perf_counter()
-    executable, comparing = _build(job, [*batches[0][1], *state] if batches else None)
+    executable, comparing = _build(job, [*batches[0][1], *state] if batches else None, names)
     job.seconds |= {"build": time.perf_counter() - start - comparing, "guard": comparing}
     return Specialised(job, executable, names, state)
 
@@ -237,13 +238,16 @@ def _choose(job: Job, on_stage: Progress | None) -> None:
         job.remarks += [kept] if kept is not None else []
 
 
-def _build(job: Job, examples: list[Any] | None) -> tuple[Executable, float]:
-    """The executable, compared with the captured program where that can be run twice; and the seconds of comparing."""
+def _build(job: Job, examples: list[Any] | None, names: tuple[str, ...]) -> tuple[Executable, float]:
+    """The executable, compared with the captured program where that can be run twice; and the seconds of comparing.
+
+    ``names`` are the buffers among the examples: those that the chosen program still reads.
+    """
     from forge_eq.run.executor import Executable
     from forge_eq.run.guard import guard
     from forge_eq.run.values import in_float64
 
-    program, captured = job["schedule"].program, lift_state(job["capture"])[0]
+    program, captured = job["schedule"].program, lift_state(job["capture"], names)[0]
     if examples is None or captured.effects:
         why = "there are no example inputs" if job.options.verify != "off" else "verify is off"
         why = "the program has effects, which running it twice would repeat" if captured.effects else why

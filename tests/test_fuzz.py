@@ -48,6 +48,11 @@ def test_random_programs_come_out_right_through_openvino(first: int) -> None:
     assert not wrong(examine(range(first, first + 100), compiled=True))
 
 
+def test_seeds_that_once_failed() -> None:
+    """NaN queries over two keys; a buffer that is written and that only the captured program reads."""
+    assert not wrong(examine([1912, 2909], compiled=True))
+
+
 def test_programs_are_as_wide_as_they_are_said_to_be() -> None:
     seeds = range(60)
     graphs = [fuzzing.program(s) for s in seeds if kind_of(s) in ("wide", "special")]
