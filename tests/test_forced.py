@@ -122,7 +122,7 @@ def vector(tokens: int, n: int, op: Any = composite.silu) -> float:
 
 
 def test_the_better_kernel_flips_with_the_shape() -> None:
-    """The flips that were measured on a Zen 4 core come out of its table, where they were not put in as rules."""
+    """The flips seen on a Zen 4 core come out of the shipped table; some of its points are estimates, see there."""
     target = shipped("openvino-cpu")
     plain = {t: row_time(target, *layer(linalg.linear, t, 2048, 8192)) for t in (1, 4, 64, 512)}
     act = {t: row_time(target, *layer(composite.linear_act, t, 2048, 8192, "silu")) for t in plain}

@@ -137,6 +137,16 @@ def test_no_gain_leaves_the_program_alone() -> None:
 TARGET_WITHOUT = replace(TARGET, kernels=from_table({}))
 
 
+def test_a_layer_whose_kernel_is_not_known_keeps_its_rows() -> None:
+    """GPT-2 stores weights [k, n]; the table has times of [n, k] only, and a head that gains by it."""
+    d = Draft("mixed")
+    x = d.input(F, 1, 7, 64)
+    y = d.op(linalg.linear, x, d.const("kn", F, 64, 64), attrs=(False,))
+    out = d.op(linalg.linear, y, d.const("nk", F, 64, 64), attrs=(True,))
+    first, second = orient(selected(d.done(out)), GAINS).instrs
+    assert (first.layout, second.layout) == ((), (0, 2, 1))
+
+
 # --------------------------------------------------------------------------------------------- the cut
 
 

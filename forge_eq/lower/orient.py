@@ -106,10 +106,14 @@ def _gains(program: Program, target: Target, instr: Instr) -> bool:
     """Whether the weight on the left suits a layer by itself."""
     if not is_layer(instr) or target.device(instr.device).kind != "openvino":
         return False
+    left = _left_time(program, target, instr)
+    return left is not None and left < (1.0 + PACKED) * own_time(program, target, instr, ())
+
+
+def _left_time(program: Program, target: Target, instr: Instr) -> float | None:
     types, out = _types(program, instr)
     assert instr.op is not None
-    left = left_time(target, instr.op, types, instr.attrs, out)
-    return left is not None and left < (1.0 + PACKED) * row_time(target, instr.op, types, instr.attrs, out)
+    return left_time(target, instr.op, types, instr.attrs, out)
 
 
 def own_time(program: Program, target: Target, instr: Instr, layout: Layout) -> float:
@@ -198,6 +202,8 @@ class _Network:
         packed = 1.0 + PACKED if is_layer(instr) else 1.0
         self.capacity[position, SINK] = packed * own_time(self.program, self.target, instr, ())
         self.capacity[SOURCE, position] = own_time(self.program, self.target, instr, order)
+        if is_layer(instr) and _left_time(self.program, self.target, instr) is None:
+            self.capacity[SOURCE, position] = inf  # a kernel that the target does not know is not chosen
 
     def read(self, register: int, reader: int) -> None:
         """What differs between the order of a value and that of its reader."""

@@ -1,8 +1,9 @@
 """What was measured on this machine, kept between runs.
 
-Takes a target's name and number of threads. Gives the file that holds its calibration, and the target with the figures
-of that file in place of the shipped ones. Promises: a file belongs to one processor, OpenVINO version and thread count;
-one that does not parse is ignored, never half used; ``FORGE_EQ_CALIBRATION=off`` leaves the shipped figures.
+Takes a target's name. Gives the file that holds its calibration, and the target with the figures of that file in place
+of the shipped ones. Promises: a file belongs to one processor and OpenVINO version (the number of threads is noted in
+it, not told apart: the last calibration counts); one that does not parse is ignored, never half used;
+``FORGE_EQ_CALIBRATION=off`` leaves the shipped figures.
 Not here: measuring (``run.calibrate``).
 """
 
