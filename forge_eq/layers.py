@@ -19,10 +19,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run",),
     ("report", "pipeline"),
     ("api", "program"),
+    ("dynamo",),
     ("resnet",),
     ("tune",),
     ("models", "demo"),
     ("families",),
+    ("peers",),
     ("cli",),
 )
 
