@@ -207,11 +207,11 @@ def slice_of_second(x: Var, y: Var, a: Attr, i: Attr, j: Attr, k: Attr) -> Equat
     return to(slice_(concat(x, y, a), a, i, j, k), slice_(y, a, compute(_after, x, a, i), compute(_after, x, a, j), k))
 
 
-def _least(low: Any) -> bool:
-    return isinstance(low, float) and low >= 0.0
+def _least(low: Any, high: Any) -> bool:
+    return low is not None and 0.0 <= low < math.inf and (high is None or math.isfinite(high))
 
 
-@rule("simplify", exact="real", source="max is associative", when=[fact("is_not_negative", _least, "l")])
+@rule("simplify", exact="real", source="max is associative", when=[fact("is_not_negative", _least, "l", "h")])
 def clamp_of_relu(x: Var, l: Attr, h: Attr) -> Equation:  # noqa: E741
     """A lower bound under another."""
     return to(clamp(relu(x), l, h), clamp(x, l, h))

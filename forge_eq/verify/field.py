@@ -141,7 +141,6 @@ SAME: dict[str, Callable[..., Any]] = {
     "equal": lambda a, b: Mod.of(a).value == Mod.of(b).value,
     "not_equal": lambda a, b: Mod.of(a).value != Mod.of(b).value,
 }
-LOGIC = frozenset(["logical_and", "logical_or", "logical_not"])
 
 
 class Field:
@@ -157,7 +156,7 @@ class Field:
             return lambda a, b: np.asarray(_each(SAME[name], a, b), dtype=object).astype(bool)
         if name in ARITHMETIC:
             return functools.partial(_each, ARITHMETIC[name])
-        if name in MOVED | LOGIC:
+        if name in MOVED or name.startswith("logical_"):
             return getattr(np, name)
         return functools.partial(_each, functools.partial(_random_function, name))
 
