@@ -20,10 +20,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("npu",),
     ("report", "pipeline"),
     ("api", "program"),
+    ("dynamo",),
     ("resnet",),
     ("tune",),
     ("models", "demo"),
     ("families",),
+    ("peers",),
     ("cli",),
 )
 

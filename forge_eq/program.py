@@ -192,13 +192,13 @@ def finish(
     if on_stage is not None:
         on_stage("build")
     start = time.perf_counter()
-    executable = _build(job, [*batches[0][1], *state] if batches else None)
-    job.seconds["build"] = time.perf_counter() - start
+    executable, comparing = _build(job, [*batches[0][1], *state] if batches else None)
+    job.seconds |= {"build": time.perf_counter() - start - comparing, "guard": comparing}
     return Specialised(job, executable, names, state)
 
 
-def _build(job: Job, examples: list[Any] | None) -> Executable:
-    """The executable, compared with the captured program where that can be run twice."""
+def _build(job: Job, examples: list[Any] | None) -> tuple[Executable, float]:
+    """The executable, compared with the captured program where that can be run twice; and the seconds of comparing."""
     from forge_eq.run.executor import Executable
     from forge_eq.run.guard import guard
     from forge_eq.run.values import in_float64
@@ -208,7 +208,8 @@ def _build(job: Job, examples: list[Any] | None) -> Executable:
         why = "there are no example inputs" if job.options.verify != "off" else "verify is off"
         why = "the program has effects, which running it twice would repeat" if captured.effects else why
         job.remarks.append(Remark("missed", "guard", captured.name, f"OpenVINO's results were not compared: {why}"))
-        return Executable(program, job.target, (), job.options.threads)
+        return Executable(program, job.target, (), job.options.threads), 0.0
+    start = time.perf_counter()
     found = guard(
         program,
         job.target,
@@ -219,7 +220,7 @@ def _build(job: Job, examples: list[Any] | None) -> Executable:
         quick=job.options.verify != "full",
     )
     job.remarks.extend(found.remarks)
-    return found.executable
+    return found.executable, time.perf_counter() - start - found.building
 
 
 def compile(

@@ -1,4 +1,4 @@
-"""The command line: ``forge-eq optimize|compile|explain|tune|rules|ops|verify|demo|npu``.
+"""The command line: ``forge-eq optimize|compile|explain|tune|rules|ops|verify|bench|demo|npu``.
 
 Takes arguments. Gives text: results on standard output, progress on standard error. Promises: every ForgeError is
 told in a panel and ends with status 2, never in a traceback; a refused rule ends with status 1; without a terminal
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typer
 
-from forge_eq.cli import catalogue, npu, programs
+from forge_eq.cli import bench, catalogue, npu, programs
 from forge_eq.cli.screen import Group
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 programs.enter(app)
 catalogue.enter(app)
+bench.enter(app)
 npu.enter(app)
 
 

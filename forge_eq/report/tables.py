@@ -56,7 +56,7 @@ def stage_table(job: Job) -> str:
     return "\n".join(table(("stage", "time", "result"), body)) + "\n"
 
 
-_FOREIGN = ("capture", "build", "verify")  # torch.export, OpenVINO and the comparison with torch
+_FOREIGN = ("capture", "build", "guard", "verify")  # torch.export, OpenVINO and the comparisons with torch
 
 
 def allocation_table(job: Job) -> str:

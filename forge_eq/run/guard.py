@@ -10,6 +10,7 @@ Not here: which rule is right (``verify``). When the program itself differs on t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -37,12 +38,16 @@ ROUNDS = 8  # repairs before everything goes to torch
 
 @dataclass(frozen=True)
 class Guarded:
-    """``executable`` agrees with the reference on ``probes`` sets of inputs; ``pins`` are what was given to torch."""
+    """``executable`` agrees with the reference on ``probes`` sets of inputs; ``pins`` are what was given to torch.
+
+    ``building`` is seconds spent on building executables, repairs included; the rest of the time went into comparing.
+    """
 
     executable: Executable
     pins: frozenset[int]
     probes: int
     remarks: tuple[Remark, ...]
+    building: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ class _Guard:
     def __init__(self, program: Program, target: Target, wide: WideReference | None, threads: int) -> None:
         self.program, self.target, self.wide, self.threads = program, target, wide, threads
         self.remarks: list[Remark] = []
+        self.building = 0.0
         self.all = accelerated(program, target)
         if self.all:
             load_openvino()  # its absence is not something to repair
@@ -128,10 +134,13 @@ class _Guard:
 
     def attempt(self, pins: frozenset[int], asked: Sequence[_Probe]) -> tuple[Executable | None, _Fault | None]:
         """The program with these pins, and the first probe on which it is wrong."""
+        start = time.perf_counter()
         try:
             executable = Executable(self.program, self.target, pins, self.threads)
         except RunError as e:
             return None, _Fault(asked[0], str(e))
+        finally:
+            self.building += time.perf_counter() - start
         for probe in asked:
             try:
                 found = _seeded(partial(executable, probe.inputs))
@@ -186,7 +195,7 @@ class _Guard:
     def done(self, executable: Executable, pins: frozenset[int], asked: Sequence[_Probe]) -> Guarded:
         names = ", ".join(p.name for p in asked)
         self.remark("passed", self.program.name, f"agrees with the captured program on {names} inputs")
-        return Guarded(executable, pins, len(asked), tuple(self.remarks))
+        return Guarded(executable, pins, len(asked), tuple(self.remarks), self.building)
 
     def not_ours(self, probe: _Probe, reason: str) -> RunError:
         return RunError(

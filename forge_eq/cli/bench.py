@@ -1,0 +1,86 @@
+"""Commands that measure: ``bench peers``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forge_eq.cli.flags import split
+from forge_eq.cli.screen import err
+from forge_eq.errors import InputError, OptionsError
+
+
+def enter(app: typer.Typer) -> None:
+    """Enters the commands."""
+    bench = typer.Typer(help="Measure beside what people run today.", no_args_is_help=True)
+    bench.callback()(_group)
+    bench.command()(peers)
+    app.add_typer(bench, name="bench")
+
+
+def _group() -> None:
+    """Measure beside what people run today."""
+
+
+def peers(
+    models: Annotated[str, typer.Option(help="models with commas; FAMILY:LAYERS truncates")] = "gpt2-124m",
+    cases: Annotated[
+        str, typer.Option(help="decode (one token after 128) and token counts, with commas")
+    ] = "decode,16,128",
+    backends: Annotated[str, typer.Option(help="some of the backends, with commas; all when left out")] = "",
+    out: Annotated[
+        Path, typer.Option(help="folder for JSON, Markdown and HTML; a run goes on where it stopped")
+    ] = Path("peers"),
+    threads: Annotated[int, typer.Option(help="threads of every backend; 0 for all cores")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of fresh processes")] = 3,
+    blocks: Annotated[int, typer.Option(min=1, help="turns of each backend in a round")] = 8,
+    seconds: Annotated[float, typer.Option(min=0.0, help="about how long a turn is")] = 0.5,
+) -> None:
+    """Set-up, latency, tail, memory and difference of every backend, in turn, in float32 on the same threads.
+
+    The exit status is 1 when a criterion is missed.
+    """
+    from forge_eq.peers import measure, picture, sheets
+    from forge_eq.peers.backends import BACKENDS, OURS
+    from forge_eq.peers.cases import cell
+    from forge_eq.peers.table import rows
+    from forge_eq.report.sheet import finish
+
+    chosen = split(backends) or list(BACKENDS)
+    wrong = [b for b in chosen if b not in BACKENDS]
+    if wrong or OURS not in chosen:
+        known = ", ".join(BACKENDS)
+        raise OptionsError("bench", f"--backends {backends}", "must be known and hold forge_eq", f"use some of {known}")
+    needs(("plotly", "psutil", *(p for b in chosen for p in BACKENDS[b].packages)))
+    cells = [cell(m, c) for m in split(models) for c in split(cases)]
+    plan = measure.Plan(threads or os.cpu_count() or 1, rounds, blocks, seconds, tuple(chosen))
+    out.mkdir(parents=True, exist_ok=True)
+    tell = err().print
+    found: dict[Any, Any] = {}
+    with measure.scratch() as folder:
+        for one in cells:
+            place, stamp = out / f"{one.key}.json", measure.stamp(plan)
+            earlier = sheets.kept(place, plan, stamp)
+            if earlier is not None:
+                tell(f"{one.name}: taken from {place}")
+                found[one] = earlier
+                continue
+            path, size = measure.prepared(one, Path(folder))
+            found[one] = rows(measure.measure(one, plan, size["weights"], path, out, tell), size["weights"])
+            sheets.keep(place, one, plan, found[one], stamp)
+            path.unlink()
+    made = sheets.sheet(found, plan)
+    picture.write(out / "peers.html", made, found)
+    raise typer.Exit(finish(made, "peers", out))
+
+
+def needs(packages: tuple[str, ...]) -> None:
+    """Raises InputError with the line that installs what is missing."""
+    from importlib.util import find_spec
+
+    missing = [p for p in dict.fromkeys(packages) if find_spec(p.partition(".")[0]) is None]
+    if missing:
+        raise InputError("bench", ", ".join(missing), "is not installed", "pip install 'forge_eq[peers]'")
