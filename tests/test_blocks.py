@@ -92,3 +92,28 @@ def test_a_split_product_is_read_apart() -> None:
 def test_a_product_that_is_also_read_whole_stays() -> None:
     graph = chosen(Heads(True), torch.randn(2, 5, 8))
     assert products(in_blocks(graph, Blocks(99, 1, 2, outer=True))) == products(graph)
+
+
+class Merged(nn.Module):
+    """Gate and up as one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.down = nn.Linear(8, 48, bias=False), nn.Linear(24, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.both(x).chunk(2, -1)
+        y: torch.Tensor = self.down(nn.functional.silu(gate) * up)
+        return y
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_merged_product_is_cut_twice(outer: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    graph = chosen(Merged(), x)
+    found = in_blocks(graph, Blocks(24, 2, 2, outer))
+    check(found)
+    assert len(products(found)) == (6 if outer else 2)  # two of each of gate, up and down; or nothing to gain
+    (want,), (got,) = run_graph(graph, [x]), run_graph(found, [x])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

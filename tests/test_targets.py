@@ -86,3 +86,15 @@ def test_predictions_are_rooflines_in_microseconds() -> None:
     assert target.kernel_time(target.peak_gflops * 1e9, 0) == pytest.approx(1e6 + target.launch_us)
     assert target.kernel_time(0, target.bandwidth_gbps * 1e9) == pytest.approx(1e6 + target.launch_us)
     assert target.transfer_time(int(target.transfer_gbps * 1e9)) == pytest.approx(1e6 + target.transfer_us)
+
+
+def test_blocks_are_read_and_saved() -> None:
+    """A saved program carries its target as text."""
+    from forge_eq.run.save import _target_text
+
+    for name in targets.names():
+        target = targets.load(name)
+        assert targets.parse(_target_text(target)) == target
+    blocks = targets.load("intel-npu-4000").blocks
+    assert blocks is not None
+    assert (blocks.features, blocks.parts, blocks.outer) == (3072, 2, True)

@@ -47,11 +47,9 @@ class _Blocks:
         return self.builder.finish(outputs, constants=self.data).live()
 
     def made(self, node: Node) -> int:
-        if node.op is project and node.inputs[0] in self.opened:
-            whole = self.graph.nodes[node.inputs[0]]
-            sizes = whole.attrs[0]
-            start = sum(sizes[: node.attrs[0]])
-            return self.part(whole.inputs[0], start, start + sizes[node.attrs[0]])
+        if self._piece(node):
+            source, start, stop = self._place(node)
+            return self.part(source, start, stop)
         if node.op in PLAIN and self._many(node):
             return self.summed(node)
         return self.copy(node)
@@ -61,6 +59,17 @@ class _Blocks:
         return self.builder.add(node.op, inputs, node.attrs, node.type, node.origin)
 
     # ------------------------------------------------------------------------------------------ which
+
+    def _piece(self, node: Node) -> bool:
+        """Whether the node is a part of a split that is read part by part."""
+        return node.op is project and node.inputs[0] in self.opened
+
+    def _place(self, node: Node) -> tuple[int, int, int]:
+        """The product that a piece comes from, and where in it: start and stop."""
+        whole = self.graph.nodes[node.inputs[0]]
+        sizes, index = whole.attrs[0], node.attrs[0]
+        start = sum(sizes[:index])
+        return whole.inputs[0], start, start + sizes[index]
 
     def _opens(self, node: Node) -> bool:
         source = self.graph.nodes[node.inputs[0]]
@@ -84,6 +93,8 @@ class _Blocks:
 
     def _separable(self, x: Node) -> bool:
         """Whether a part of the node's last axis needs only that part of products: then nothing is copied to cut it."""
+        if self._piece(x):
+            return x.id in self.single
         if x.op in (*PLAIN, *ACTIVE):
             return self._cuttable(x)
         operands = [self.graph.nodes[i] for i in x.inputs]
@@ -102,6 +113,9 @@ class _Blocks:
         return self.cut[key]
 
     def _part(self, node: Node, start: int, stop: int) -> int:
+        if self._piece(node):
+            source, first, _ = self._place(node)
+            return self.part(source, first + start, first + stop)
         if node.op in (*PLAIN, *ACTIVE) and self._cuttable(node):
             w = self.weight(node.inputs[1], start, stop, 0 if node.attrs[0] else 1)
             b = (self.weight(node.inputs[2], start, stop, 0),) if node.op in BIASED else ()

@@ -18,7 +18,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +153,15 @@ def _digest(document: str, tensors: Mapping[str, torch.Tensor]) -> str:
 
 def _target_text(target: Target) -> str:
     """The target as TOML: JSON's values are TOML's, so one writer serves both."""
-    tables = ("devices", "kernels", "weights", "penalties")
+    tables = ("devices", "kernels", "weights", "penalties", "blocks")
     fields = {k: getattr(target, k) for k in target.__dataclass_fields__ if k not in tables}
     lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in fields.items()]
-    contents = {"kernels": to_table(target.kernels), "weights": target.weights, "penalties": target.penalties}
-    for table in tables[1:]:
-        lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in contents[table].items())]
+    inner: dict[str, Mapping[str, Any]] = {"kernels": to_table(target.kernels), "weights": target.weights}
+    inner["penalties"] = target.penalties
+    if target.blocks is not None:
+        inner["blocks"] = asdict(target.blocks)
+    for table, values in inner.items():
+        lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in values.items())]
     for device in target.devices:
         lines.append("[[device]]")
         for k in device.__dataclass_fields__:
