@@ -144,9 +144,9 @@ def _schedule(job: Job) -> Any:
 
 
 def _alloc(job: Job) -> Any:
-    from forge_eq.alloc.linear_scan import allocate
+    from forge_eq.alloc.host import allocate_on_host, without_transfers
 
-    return allocate(job["schedule"].program, job.target, "segment")
+    return allocate_on_host(without_transfers(job["schedule"].program), job.target)
 
 
 def _check_graph(stage: str) -> Callable[[Job], None]:
@@ -165,7 +165,8 @@ def _check_schedule(job: Job) -> None:
 
 
 def _check_alloc(job: Job) -> None:
-    import_module("forge_eq.alloc.checker").check(job["schedule"].program, job.target, job["alloc"])
+    program = import_module("forge_eq.alloc.host").without_transfers(job["schedule"].program)
+    import_module("forge_eq.alloc.checker").check(program, job.target, job["alloc"])
 
 
 STAGES: tuple[Stage, ...] = (

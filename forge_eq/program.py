@@ -86,7 +86,7 @@ class CompiledProgram:
 
         self.captured, self.options, self.module, self.padding = captured, options, module, padding
         self.counts = {"compiled": 0, "reused": 0, "dropped": 0}  # specialisations of a dynamic program
-        self._check, self._deliver = input_checker(captured), deliverer(captured)
+        self._check, self._deliver = input_checker(captured), deliverer(captured, apart=True)
         self._targets = [w.target.partition(":") for w in captured.signature.write_backs]
         self._ready: OrderedDict[tuple[Any, ...], Specialised] = OrderedDict()
         self._last: Specialised | None = first

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import forge_eq.run.save as module
-from forge_eq.alloc.linear_scan import allocate
+from forge_eq.alloc.host import allocate_on_host
 from forge_eq.capture.export import capture
 from forge_eq.errors import FileError
 from forge_eq.ir.graph import Signature, WriteBack
@@ -36,7 +36,7 @@ torch.set_num_threads(1)
 
 def compiled(model: nn.Module, *inputs: Any, target: Target = TARGET, pins: frozenset[int] = frozenset()) -> Saved:
     plan = schedule(lower(capture(model.eval(), inputs), target), target)
-    return Saved(plan, allocate(pin(plan.program, target, pins), target, "segment"), target, pins, {"threads": 1})
+    return Saved(plan, allocate_on_host(pin(plan.program, target, pins), target), target, pins, {"threads": 1})
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,11 @@ class _Machine:
         self.value = {v.id: v.id for v in program.vregs}
         # What is written in place is the caller's memory, one piece for each such input.
         self.place: dict[int, Place] = {v: (f"v{v}", 0, program.vregs[v].nbytes) for v in program.state}
+        loose = {*program.inputs, *(program.root(o) for o in program.outputs)}
+        for vreg in allocation.outside:
+            if vreg not in loose or vreg in self.place or vreg in self.constants:
+                fail(f"v{vreg}", "is neither an argument nor made to be returned, so it cannot lie outside the arenas")
+            self.place[vreg] = (f"v{vreg}", 0, program.vregs[vreg].nbytes)
         for arena in allocation.arenas:
             for slot in arena.slots:
                 self.enter(arena.device, arena.peak, slot.vreg, slot.offset, slot.nbytes, allocation.alignment)

@@ -11,7 +11,7 @@ at the lowest offset that is free for its whole life. The lowest peak is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 
 from forge_eq.alloc.liveness import INSTR, SEGMENT, Group, aligned, groups, intervals, max_live, steps
@@ -23,11 +23,12 @@ from forge_eq.targets import Target
 Offsets = dict[int, int]  # key of a group -> offset in bytes
 
 
-def allocate(program: Program, target: Target, granularity: str = INSTR) -> Allocation:
+def allocate(program: Program, target: Target, granularity: str = INSTR, outside: Collection[int] = ()) -> Allocation:
     """Storage for every register of a scheduled program.
 
     Args:
         granularity: ``"instr"`` or ``"segment"``, see :class:`forge_eq.alloc.plan.Allocation`.
+        outside: inputs and returned registers that lie in memory of their own, not in an arena.
 
     Raises:
         AllocError: an arena exceeds the memory of its device, or the granularity is unknown.
@@ -35,7 +36,7 @@ def allocate(program: Program, target: Target, granularity: str = INSTR) -> Allo
     if granularity not in (INSTR, SEGMENT):
         raise AllocError("alloc", granularity, "is not a granularity", "use 'instr' or 'segment'")
     sequence = steps(program, target, granularity)
-    merged = groups(program, sequence, intervals(program, sequence))
+    merged = groups(program, sequence, intervals(program, sequence, outside))
     arenas = []
     for device in target.devices:
         mine = [g for g in merged if g.members[0].device == device.name]
@@ -50,7 +51,8 @@ def allocate(program: Program, target: Target, granularity: str = INSTR) -> Allo
                 "use a smaller batch or sequence, or a target with more memory",
             )
         arenas.append(arena)
-    return Allocation(program.name, granularity, target.alignment, len(sequence), tuple(arenas))
+    kept = tuple(sorted(outside))
+    return Allocation(program.name, granularity, target.alignment, len(sequence), tuple(arenas), kept)
 
 
 def _arena(device: str, merged: Sequence[Group], alignment: int) -> Arena:

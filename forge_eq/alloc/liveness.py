@@ -8,7 +8,7 @@ Not here: offsets (``alloc.linear_scan``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -98,9 +98,9 @@ def _boundary(program: Program, body: Sequence[Instr], needed: dict[int, int], s
     )
 
 
-def intervals(program: Program, sequence: Sequence[Step]) -> list[Interval]:
-    """Live intervals of the registers that own storage, in order of (birth, register)."""
-    constants = program.constant_names
+def intervals(program: Program, sequence: Sequence[Step], outside: Collection[int] = ()) -> list[Interval]:
+    """Live intervals of the registers that own storage here, in order of (birth, register)."""
+    elsewhere = {*program.constant_names, *outside}
     birth = {v: -1 for v in program.inputs if v not in program.state}  # that memory is the caller's
     death = dict.fromkeys(birth, 0)
     for position, step in enumerate(sequence):
@@ -115,7 +115,7 @@ def intervals(program: Program, sequence: Sequence[Step]) -> list[Interval]:
     found = [
         Interval(v, program.vregs[v].device, program.vregs[v].nbytes, birth[v], death[v])
         for v in birth
-        if program.vregs[v].nbytes and v not in constants
+        if program.vregs[v].nbytes and v not in elsewhere
     ]
     return sorted(found, key=lambda i: (i.birth, i.vreg))
 

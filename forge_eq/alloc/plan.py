@@ -62,7 +62,8 @@ class Allocation:
 
     ``granularity`` says what a step is: ``"instr"`` (one instruction: the torch executor, an NPU) or ``"segment"``
     (a segment of an OpenVINO device is one step; what lives only inside belongs to the plugin and has no slot).
-    Constants, inputs that are written in place, host numbers and ``none`` never have one.
+    Constants, inputs that are written in place, host numbers and ``none`` never have one; nor have the registers
+    ``outside``: inputs that are read in the caller's memory, and results that are made in memory of their own.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Allocation:
     alignment: int
     steps: int
     arenas: tuple[Arena, ...]
+    outside: tuple[int, ...] = ()
     _where: dict[int, tuple[str, Slot]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:

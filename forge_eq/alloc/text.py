@@ -1,7 +1,8 @@
 """Text form of an allocation, with the interval chart.
 
 Takes an :class:`Allocation` or its text. Gives the other. Promises: ``parse(text(a)) == a``. A chart column is one
-step from -1 to the exit, or several when there are more than 64; ``#`` means live in one of them::
+step from -1 to the exit, or several when there are more than 64; ``#`` means live in one of them. A line ``outside v1``
+before the arenas names what lies in none::
 
     alloc @mlp granularity=instr alignment=64 steps=2 peak=1536 bound=1536 virtual=3 physical=2
       arena npu peak=1536 bound=1536 virtual=3 physical=2 strategy=linear_scan
@@ -22,6 +23,7 @@ _HEAD = re.compile(
     r"alloc @(.*?) granularity=(\w+) alignment=(\d+) steps=(\d+) peak=\d+ bound=\d+ virtual=\d+ physical=\d+"
 )
 _ARENA = re.compile(r"arena (\w+) peak=(\d+) bound=(\d+) virtual=(\d+) physical=\d+ strategy=(\w+)")
+_OUTSIDE = re.compile(r"outside((?: v\d+)+)")
 _SLOT = re.compile(r"v(\d+)\s+0x([0-9a-f]+)\.\.0x([0-9a-f]+)\s+\[(-?\d+),(-?\d+)\)\s+[#.]+")
 
 
@@ -31,6 +33,8 @@ def text(allocation: Allocation) -> str:
     lines = [
         f"alloc @{ident(a.name)} granularity={a.granularity} alignment={a.alignment} steps={a.steps} {_figures(a)}"
     ]
+    if a.outside:
+        lines.append("  outside " + " ".join(f"v{v}" for v in a.outside))
     for arena in a.arenas:
         lines.append(f"  arena {arena.device} {_figures(arena)} strategy={arena.strategy}")
         lines += [f"    {line}" for line in _slots(arena, a.steps)]
@@ -67,18 +71,21 @@ def parse(source: str) -> Allocation:
     if head is None:
         raise _error(1, lines[0][1] if lines else "")
     heads: list[re.Match[str]] = []
+    outside: tuple[int, ...] = ()
     slots: list[list[Slot]] = []
     for number, line in lines[1:]:
         if arena := _ARENA.fullmatch(line):
             heads.append(arena)
             slots.append([])
+        elif (row := _OUTSIDE.fullmatch(line)) and not heads:
+            outside = tuple(int(v[1:]) for v in row[1].split())
         elif (row := _SLOT.fullmatch(line)) and slots:
             start = int(row[2], 16)
             slots[-1].append(Slot(int(row[1]), start, int(row[3], 16) - start, int(row[4]), int(row[5])))
         else:
             raise _error(number, line)
     arenas = tuple(Arena(h[1], int(h[2]), int(h[3]), h[5], tuple(s)) for h, s in zip(heads, slots, strict=True))
-    return Allocation(Cursor(head[1], 1, "alloc").ident(), head[2], int(head[3]), int(head[4]), arenas)
+    return Allocation(Cursor(head[1], 1, "alloc").ident(), head[2], int(head[3]), int(head[4]), arenas, outside)
 
 
 def _error(number: int, line: str) -> ParseError:

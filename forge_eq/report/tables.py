@@ -81,11 +81,13 @@ def allocation_table(job: Job) -> str:
     lines = table(("storage", "per instruction", "as run here"), rows)
     before, least = f.transitions_before, f.transitions_least
     copies = "1 copy" if f.copies == 1 else f"{f.copies} copies"
+    loose = sum(plan.program.vregs[v].nbytes for v in run.outside)
     lines += [
         "",
         f"   transitions {before} in captured order -> {f.transitions} scheduled (least possible {least})",
         f"   {copies} between devices, {nbytes(f.copy_bytes)}",
         f"   the executor owns {nbytes(run.peak)} of arena and shares {nbytes(weights)} of constants with torch",
+        f"   inputs and results lie outside of it: {plural(len(run.outside), 'register')}, {nbytes(loose)}",
         f"   {_inside(job, plan)}",
     ]
     return "\n".join(lines) + "\n"

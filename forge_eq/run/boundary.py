@@ -20,6 +20,7 @@ from forge_eq.ir.graph import Graph, Signature
 from forge_eq.ir.sizes import evaluate
 from forge_eq.ir.types import ScalarType, Sym, TensorType
 
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool}
 
 
@@ -37,7 +38,12 @@ def input_checker(graph: Graph) -> Callable[..., tuple[Any, ...]]:
     names = signature.inputs or tuple(f"input {i}" for i in range(len(types)))
     written = [int(w.target.partition(":")[2]) for w in signature.write_backs if w.target.startswith("input:")]
 
+    usual = _usual(graph)
+
     def check_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        if usual is not None and not kwargs and len(args) == len(usual) and _are(args, usual):
+            _check_apart(names, args, written)
+            return tuple(args)
         leaves = _leaves(signature, args, kwargs, len(types))
         inputs = []
         for position, value in enumerate(leaves):
@@ -60,6 +66,27 @@ def input_checker(graph: Graph) -> Callable[..., tuple[Any, ...]]:
         return tuple(inputs)
 
     return check_inputs
+
+
+def _usual(graph: Graph) -> list[tuple[torch.dtype, tuple[Any, ...]]] | None:
+    """Dtypes and sizes of a program that is called with so many positional tensors of fixed sizes; else None."""
+    signature, spec = graph.signature, graph.signature.in_spec
+    flat = spec is None or (all(s.is_leaf() for s in spec.child(0).children()) and not spec.child(1).num_children)
+    types = [n.type for n in graph.inputs]
+    fixed = all(isinstance(t, TensorType) and t.static for t in types)
+    if signature.baked or signature.guards or not flat or not fixed:
+        return None
+    return [(_DTYPES[t.dtype], t.shape) for t in types if isinstance(t, TensorType)]
+
+
+def _are(args: Sequence[Any], due: Sequence[tuple[torch.dtype, tuple[Any, ...]]]) -> bool:
+    """Whether these are plain tensors of these dtypes and sizes; what is not so is looked at in detail."""
+    for value, (dtype, shape) in zip(args, due, strict=True):
+        if type(value) is not torch.Tensor or value.dtype is not dtype or value.shape != shape:
+            return False
+        if value.layout is not torch.strided:
+            return False
+    return True
 
 
 def _check_apart(names: Sequence[str], inputs: Sequence[Any], written: Sequence[int]) -> None:
@@ -166,20 +193,29 @@ def own_copy(value: torch.Tensor) -> torch.Tensor:
     return value.clone()
 
 
-def deliverer(graph: Graph) -> Callable[..., Any]:
+def deliverer(graph: Graph, apart: bool = False) -> Callable[..., Any]:
     """``deliver(values, sources, targets, inputs) -> result`` for the program.
 
     ``values`` are those of ``graph.outputs``; ``sources`` the tensors whose memory a value may share;
     ``targets`` what the write-backs write into, in their order; ``inputs`` the flat inputs.
+    ``apart`` says that no value shares its memory with another one or an input, save that it is one itself.
     """
     signature = graph.signature
     count = len(graph.outputs) - len(signature.write_backs)
     written = tuple(w.output for w in signature.write_backs)
     leaves = signature.outputs or tuple(("value", k) for k in range(count))
+    plain = leaves == tuple(("value", k) for k in range(count))
+    pack = _packer(signature.out_spec)
+
+    def fill(results: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        origin = {"value": results, "input": inputs}
+        return [v if kind == "constant" else origin[kind][v] for kind, v in leaves]
 
     def deliver(
         values: Sequence[Any], sources: Sequence[Any], targets: Sequence[torch.Tensor], inputs: Sequence[Any]
     ) -> Any:
+        if apart and not targets:
+            return pack(values if plain else fill(values, inputs))
         taken = {address(t) for t in (*sources, *targets) if isinstance(t, torch.Tensor)} - {0}
         results = []
         for value in values[:count]:
@@ -196,8 +232,15 @@ def deliverer(graph: Graph) -> Callable[..., Any]:
         with torch.no_grad():
             for target, value in pending:
                 target.copy_(value)
-        origin = {"value": results, "input": inputs}
-        found = [v if kind == "constant" else origin[kind][v] for kind, v in leaves]
-        return tuple(found) if signature.out_spec is None else pytree.tree_unflatten(found, signature.out_spec)
+        return pack(fill(results, inputs))
 
     return deliver
+
+
+def _packer(spec: Any) -> Callable[[Sequence[Any]], Any]:
+    """Leaves as the structure that the caller gets."""
+    if spec is None or (spec.type is tuple and all(s.is_leaf() for s in spec.children())):
+        return tuple
+    if spec.is_leaf():
+        return lambda found: found[0]
+    return lambda found: pytree.tree_unflatten(found, spec)

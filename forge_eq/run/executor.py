@@ -1,9 +1,10 @@
 """The executor: a scheduled program over its arena, OpenVINO segments and host instructions in turn.
 
 Takes a scheduled program and its target. Gives an :class:`Executable`: flat inputs in, flat outputs out. Promises:
-outputs are fresh memory, save those that are written back in place, which are the inputs' own; nothing is looked at
-after the call; calls may come from several threads (they run one after the other); a pinned instruction is computed by
-torch, and with every instruction pinned the same program runs on torch alone: the reference, and the fallback.
+outputs are memory that nobody else sees, save those that are written back in place, which are the inputs' own; inputs
+are not copied unless they must be, and neither looked at nor held after the call; calls may come from several threads
+(they run one after the other); a pinned instruction is computed by torch, and with every instruction pinned the same
+program runs on torch alone: the reference, and the fallback.
 Not here: the call signature (``run.boundary``), whether the results are right (``run.guard``).
 """
 
@@ -16,12 +17,12 @@ from typing import Any
 
 import torch
 
-from forge_eq.alloc.linear_scan import allocate
-from forge_eq.alloc.liveness import SEGMENT
+from forge_eq.alloc.host import allocate_on_host, without_transfers
 from forge_eq.errors import InputError, RunError
-from forge_eq.ir.types import ScalarType, TensorType
+from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Imm, Instr, Program, Segment
 from forge_eq.run.arena import Memory
+from forge_eq.run.handover import Extent, Input, Output, extent
 from forge_eq.run.segments import ModelSegment
 from forge_eq.run.values import describe, fits, run_instr
 from forge_eq.targets import Target
@@ -33,13 +34,13 @@ def pin(program: Program, target: Target, pins: Iterable[int]) -> Program:
     """The program with the instructions at these positions given to the host.
 
     Their registers stay where they are: on this executor every arena is host memory. A transfer is never computed, so
-    a pin on it changes nothing.
+    a pin on it changes nothing. For the same reason its result is a view.
     """
     chosen = set(pins)
     instrs = tuple(
         replace(i, device=target.host) if p in chosen and not i.is_copy else i for p, i in enumerate(program.instrs)
     )
-    return replace(program, instrs=instrs)
+    return without_transfers(replace(program, instrs=instrs))
 
 
 def accelerated(program: Program, target: Target) -> frozenset[int]:
@@ -62,9 +63,10 @@ def unbuildable(program: Program, target: Target) -> frozenset[int]:
 class Ownership:
     """Who owns which bytes.
 
-    ``arenas`` are ours and hold the values at segment boundaries and those of host instructions; ``shared`` are
-    constants used where torch keeps them. ``inside`` bounds the activations that live in OpenVINO's own buffers. What
-    OpenVINO packs for its matrix products (up to once more the size of the weights) cannot be asked of it.
+    ``arenas`` are ours and hold the values at segment boundaries and those of host instructions, but for inputs, which
+    are the caller's, and for results, which become so; ``shared`` are constants used where torch keeps them. ``inside``
+    bounds the activations that live in OpenVINO's own buffers. What OpenVINO packs for its matrix products (up to once
+    more the size of the weights) cannot be asked of it.
     """
 
     arenas: dict[str, int]
@@ -80,11 +82,15 @@ class Ownership:
 
 
 class HostSegment:
-    """Instructions that torch computes, each result written at its offset."""
+    """Instructions that torch computes, each result written where its register lies. Views are there already."""
 
     def __init__(self, memory: Memory, segment: Segment) -> None:
-        self.memory = memory
-        self.instrs = memory.program.instrs[segment.start : segment.stop]
+        self.memory, program = memory, memory.program
+        self.instrs = tuple(
+            i
+            for i in program.instrs[segment.start : segment.stop]
+            if program.in_place(i) or any(program.vregs[d].alias_of is None for d in i.dsts)
+        )
 
     def run(self) -> None:
         for instr in self.instrs:
@@ -139,10 +145,24 @@ class Executable:
         self.target, self.threads = target, threads
         self.pins = frozenset(pins) | unbuildable(program, target)
         self.program = pin(program, target, self.pins)
-        self.allocation = allocate(self.program, target, SEGMENT)
+        self.allocation = allocate_on_host(self.program, target)
         self.memory = Memory(self.program, self.allocation)
         self.segments = [self._build(s) for s in self.program.segments]
+        self._inputs = [Input(self.memory, k) for k in range(len(self.program.inputs))]
+        self._outputs = self._made()
+        state, outputs = self.program.state, self.program.outputs
+        self._kept = {p: i for p, i in self.program.writes if self.program.root(outputs[p]) in state}
         self._lock = Lock()
+
+    def _made(self) -> dict[int, Output]:
+        """Position of an output -> where it is made: the first of those that share memory, unless that is an input."""
+        program, found = self.program, dict[int, Output]()
+        for position, register in enumerate(program.outputs):
+            root = program.root(register)
+            taken = {*program.inputs, *(o.root for o in found.values())}
+            if root in self.memory.outside and root not in taken:
+                found[position] = Output(self.memory, register)
+        return found
 
     def _build(self, segment: Segment) -> ModelSegment | HostSegment:
         if self.target.device(segment.device).kind == OPENVINO:
@@ -158,27 +178,34 @@ class Executable:
             InputError: a value has not the type of its input.
             RunError: a kernel fails on these values, e.g. an index out of range.
         """
-        self._check(inputs)
+        if len(inputs) != len(self._inputs):
+            reason = f"{len(inputs)} values for {len(self._inputs)} inputs"
+            raise InputError("run", "inputs", reason, "pass one for each")
         with self._lock, torch.no_grad():
-            for register, value in zip(self.program.inputs, inputs, strict=True):
-                if register in self.program.state:
-                    self.memory.bind(register, value.contiguous())
-                elif isinstance(value, torch.Tensor):
-                    self.memory.values[register].copy_(value)
-                else:
-                    self.memory.values[register] = value
-            self.memory.bound()
-            for segment in self.segments:
-                segment.run()
-            return self._results(inputs)
+            try:
+                written = self._written(inputs) if self.program.state else ()
+                for due, value in zip(self._inputs, inputs, strict=True):
+                    due.take(value, written)
+                for made in self._outputs.values():
+                    made.offer()
+                for segment in self.segments:
+                    segment.run()
+                return self._results(inputs)
+            finally:
+                self.memory.release()
+
+    def _written(self, inputs: Sequence[Any]) -> list[Extent]:
+        """The memory that is written in place."""
+        return [extent(v) for i, v in zip(self._inputs, inputs, strict=True) if i.state and isinstance(v, torch.Tensor)]
 
     def _results(self, inputs: Sequence[Any]) -> list[Any]:
         found = []
-        written = dict(self.program.writes)
         for position, register in enumerate(self.program.outputs):
             value = self.memory.values[register]
-            if position in written and self.program.root(register) in self.program.state:
-                given = inputs[written[position]]
+            if position in self._outputs:
+                found.append(self._outputs[position].result())
+            elif position in self._kept:
+                given = inputs[self._kept[position]]
                 if not given.is_contiguous():  # then the run had a dense copy
                     given.copy_(value)
                 found.append(given)
@@ -187,18 +214,6 @@ class Executable:
             else:
                 found.append(value)
         return found
-
-    def _check(self, inputs: Sequence[Any]) -> None:
-        program = self.program
-        if len(inputs) != len(program.inputs):
-            reason = f"{len(inputs)} values for {len(program.inputs)} inputs"
-            raise InputError("run", "inputs", reason, "pass one for each")
-        for index, (register, value) in enumerate(zip(program.inputs, inputs, strict=True)):
-            type = program.vregs[register].type
-            number = isinstance(type, ScalarType) and not isinstance(value, torch.Tensor)
-            if not number and not fits(type, value):
-                shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-                raise InputError("run", f"input {index}", f"{shown} where {type} is due", "pass a tensor of that type")
 
     @property
     def models(self) -> list[ModelSegment]:

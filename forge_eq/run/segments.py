@@ -1,16 +1,16 @@
 """Segments: a run of instructions on an OpenVINO device as one compiled model.
 
 Takes a scheduled program and a range of its instructions. Gives a compiled model whose inputs and outputs are bound to
-the arena (:class:`ModelSegment`). Promises: an intermediate is a plugin's buffer, a boundary value is the arena's, so
-nothing is copied between segments.
+the memory of their registers (:class:`ModelSegment`). Promises: an intermediate is a plugin's buffer, a boundary value
+is read and written where it lies, so nothing is copied at either end; no tensor is held from call to call.
 Not here: the model (``run.model``), host instructions (``run.executor``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from forge_eq.errors import RunError
 from forge_eq.lower.npu import Segment
@@ -45,12 +45,7 @@ class ModelSegment:
     def __init__(self, memory: Memory, segment: Segment, threads: int = 0) -> None:
         program = memory.program
         positions = range(segment.start, segment.stop)
-        body = [program.instrs[p] for p in positions]
-        # A transfer whose result outlives the segment is a copy into the arena; any other is read where it lies.
-        self.copies = [i for i in body if i.is_copy and i.dsts[0] in memory.stored]
-        moved = {i.dsts[0] for i in self.copies}
-        compute = [p for p in positions if not (program.instrs[p].is_copy and program.instrs[p].dsts[0] in moved)]
-        made = [d for p in compute for d in program.instrs[p].dsts]
+        made = [d for p in positions for d in program.instrs[p].dsts]
         outputs = [d for d in made if d in memory.stored and program.vregs[d].alias_of is None]
         self.memory = memory
         self.inside = sum(program.vregs[d].nbytes for d in made if d not in memory.stored)
@@ -59,30 +54,45 @@ class ModelSegment:
             return
         self.built = build_model(
             program,
-            compute,
+            positions,
             outputs,
             lambda r: memory.values[r] if memory.is_constant(r) else None,
             f"{program.name}.{segment.start}",
         )
         self.compiled = compile_model(self.built, threads)
         self.request = self.compiled.create_infer_request()
-        self.state = {index: register for index, register in enumerate(self.built.reads) if memory.is_state(register)}
-        self.seen: dict[int, torch.Tensor] = {}  # what the state's inputs are bound to, kept alive
-        for index, register in enumerate(self.built.reads):
-            if index not in self.state:
-                self.request.set_input_tensor(index, shared_tensor(memory.values[register]))
-        for index, register in enumerate(self.built.writes):
-            self.request.set_output_tensor(index, shared_tensor(memory.values[register]))
+        ends = (self.built.reads, self.request.set_input_tensor), (self.built.writes, self.request.set_output_tensor)
+        self.moving: list[_Moving] = []
+        for registers, bind in ends:
+            for index, register in enumerate(registers):
+                if memory.is_outside(register):
+                    self.moving.append(_Moving(index, register, bind))
+                else:
+                    bind(index, shared_tensor(memory.values[register]))
 
     def run(self) -> None:
-        """Computes the segment from what the arena holds."""
-        for copy in self.copies:
-            self.memory.values[copy.dsts[0]].copy_(self.memory.values[copy.reads[0]])
+        """Computes the segment from what its registers hold."""
         if self.built is None:
             return
-        for index, register in self.state.items():
-            value = self.memory.values[register]
-            if index not in self.seen or self.seen[index].data_ptr() != value.data_ptr():
-                self.seen[index] = value
-                self.request.set_input_tensor(index, shared_tensor(value))
-        self.request.infer()
+        values = self.memory.values
+        for end in self.moving:
+            value = values[end.register]
+            address = value.data_ptr()
+            if address != end.address:
+                end.bind(end.index, shared_tensor(value))
+                end.address = address
+        self.request.infer(share_outputs=True)  # else every output is copied once more, for a dict that nobody reads
+
+
+@dataclass
+class _Moving:
+    """An input or output of a model whose memory may change: where the request believes it, an address and no more.
+
+    What lay there may be gone. The request looks only while it runs, and then the register's value of that very call
+    lies there.
+    """
+
+    index: int
+    register: int
+    bind: Callable[[int, Any], None]
+    address: int = 0
