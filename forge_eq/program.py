@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ class CompiledProgram:
         if first is not None and not self.dynamic:
             self._ready[()] = first
 
-    @property
+    @cached_property
     def dynamic(self) -> bool:
         """Whether some input has a symbolic size."""
         return any(isinstance(n.type, TensorType) and not n.type.static for n in self.captured.inputs)
