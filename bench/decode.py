@@ -33,7 +33,7 @@ def without_writes(executable: Executable) -> list[Any]:
         if isinstance(segment, HostSegment):
             kept = object.__new__(HostSegment)
             kept.memory = segment.memory
-            kept.instrs = tuple(i for i in segment.instrs if not executable.program.in_place(i))
+            kept.steps = tuple(s for s in segment.steps if not executable.program.in_place(s[0]))
             segment = kept
         found.append(segment)
     return found

@@ -370,7 +370,7 @@ def test_transfers_move_nothing() -> None:
     program = captured(model, *inputs)
     assert program.copies
     run = Executable(program, TARGET, threads=1)
-    assert not any(i.is_copy for s in run.segments if isinstance(s, HostSegment) for i in s.instrs)
+    assert not any(i.is_copy for s in run.segments if isinstance(s, HostSegment) for i, _ in s.steps)
     twins = [(i.dsts[0], i.reads[0]) for i in run.program.instrs if i.is_copy]
     assert all(run.program.root(a) == run.program.root(b) for a, b in twins)
     close(run(list(inputs)), list(model(*inputs)))

@@ -24,7 +24,7 @@ from forge_eq.lower.npu import Imm, Instr, Program, Segment
 from forge_eq.run.arena import Memory
 from forge_eq.run.handover import Extent, Input, Output, extent
 from forge_eq.run.segments import ModelSegment
-from forge_eq.run.values import describe, fits, run_instr
+from forge_eq.run.values import describe, fits, runner
 from forge_eq.targets import Target
 
 OPENVINO = "openvino"
@@ -86,18 +86,18 @@ class HostSegment:
 
     def __init__(self, memory: Memory, segment: Segment) -> None:
         self.memory, program = memory, memory.program
-        self.instrs = tuple(
-            i
+        self.steps = tuple(
+            (i, None if program.in_place(i) else runner(program, i))  # None writes over its operand
             for i in program.instrs[segment.start : segment.stop]
             if program.in_place(i) or any(program.vregs[d].alias_of is None for d in i.dsts)
         )
 
     def run(self) -> None:
-        for instr in self.instrs:
-            if self.memory.program.in_place(instr):
+        for instr, compute in self.steps:
+            if compute is None:
                 self.update(instr)
                 continue
-            results = run_instr(self.memory.program, instr, self.memory.values)
+            results = compute(self.memory.values)
             for dst, result in zip(instr.dsts, results, strict=True):
                 self.write(instr, dst, result)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from forge_eq.capture.execute import run_graph, run_node
+from forge_eq.capture.execute import OPAQUE, call_of, run_graph, run_node
 from forge_eq.capture.values import DTYPE_NAMES
 from forge_eq.errors import ForgeError, RunError
 from forge_eq.ir.graph import Graph, Node, rewrite_nodes
@@ -31,21 +32,41 @@ def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[An
     Raises:
         RunError: torch refuses the operands; the error of torch is its cause.
     """
+    return runner(program, instr)(values)
+
+
+def runner(program: Program, instr: Instr) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """One instruction as a function of the registers' values, for many runs; it raises as :func:`run_instr`."""
     if instr.op is None:
-        return (values[instr.reads[0]],)
-    operands = [s.value if isinstance(s, Imm) else values[s] for s in instr.srcs]
-    first = program.vregs[instr.dsts[0]].type
-    node = Node(instr.node, instr.op, (), instr.attrs, first, instr.origin)
-    try:
-        result = run_node(node, operands, program.submodules)
-    except (RuntimeError, TypeError, ValueError, IndexError) as e:
-        raise RunError(
-            "run",
-            describe(program, instr),
-            f"torch refuses it: {e}",
-            "check the values of the inputs; the error of torch is the cause of this one",
-        ) from e
-    return tuple(result) if isinstance(result, tuple | list) else (result,)
+        source = instr.reads[0]
+        return lambda values: (values[source],)
+    node = Node(instr.node, instr.op, (), instr.attrs, program.vregs[instr.dsts[0]].type, instr.origin)
+    function: Callable[..., Any]
+    tail: tuple[Any, ...]
+    if instr.op in OPAQUE:
+        function, tail = partial(_run_opaque, node, program.submodules), ()
+    else:
+        function, tail, _ = call_of(node, ())
+    operands = [(None, s.value) if isinstance(s, Imm) else (s, None) for s in instr.srcs]
+
+    def run(values: Sequence[Any]) -> tuple[Any, ...]:
+        given = [number if register is None else values[register] for register, number in operands]
+        try:
+            result = function(*given, *tail)
+        except (RuntimeError, TypeError, ValueError, IndexError) as e:
+            raise RunError(
+                "run",
+                describe(program, instr),
+                f"torch refuses it: {e}",
+                "check the values of the inputs; the error of torch is the cause of this one",
+            ) from e
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+    return run
+
+
+def _run_opaque(node: Node, submodules: Mapping[str, Any], *operands: Any) -> Any:
+    return run_node(node, operands, submodules)
 
 
 def describe(program: Program, instr: Instr) -> str:
