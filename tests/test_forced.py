@@ -1,6 +1,6 @@
 """What lowering can force: programs that extraction prices apart run as different kernels of OpenVINO.
 
-The record is docs/decisions/0008-what-lowering-can-force.md.
+The record is docs/decisions/0009-what-lowering-can-force.md.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ RARE = {  # the quick level may miss these
     "norm_of_scaled_by_any_sign",
     "clamp_forgets_relu",
     "any_query_sees_all_keys",
+    "largest_of_relu_in_padding",
 }
 IN_A_FIELD = {  # refuted by residues alone: nothing but algebra is wrong with them
     "scale_under_mask_of_any_sign",
@@ -66,8 +67,7 @@ def test_wrong_rule_is_refused_with_a_counterexample(one: Rule) -> None:
     assert found.counterexample.method in ("numeric", "torch"), found.reason
     assert found.counterexample.values, "the tensors are shown"
     text = str(found.counterexample)
-    assert "left = " in text
-    assert "right = " in text
+    assert ("left = " in text and "right = " in text) or "has no value" in text  # a side may fail instead
 
 
 @pytest.mark.slow

@@ -34,10 +34,10 @@ class Attention(torch.nn.Module):
 class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+        self.up, self.down, self.norm = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8), torch.nn.LayerNorm(8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(x) * 1.0))
+        return self.norm(x + self.down(torch.relu(self.up(x) * 1.0)))
 
 
 class Stack(torch.nn.Module):
