@@ -226,8 +226,8 @@ class Decoder(nn.Module):
 
 TOKENS, WIDTH = 32, 16
 LAYER = 2 * TOKENS * WIDTH * WIDTH * 12 + TOKENS * TOKENS * 2 * (2 * 8 + 2 * 8 + 12)
-# Of all tokens come keys and values, and queries, since one merged product is cheaper here; the rest is of one token.
-LAST = 2 * TOKENS * WIDTH * WIDTH * 3 + 2 * WIDTH * WIDTH * 9 + TOKENS * 2 * (2 * 8 + 2 * 8 + 12)
+# Of all tokens come keys and values; the rest, queries too, is of one token.
+LAST = 2 * TOKENS * WIDTH * WIDTH * 2 + 2 * WIDTH * WIDTH * 10 + TOKENS * 2 * (2 * 8 + 2 * 8 + 12)
 HEAD = 2 * WIDTH * 100
 
 

@@ -44,6 +44,12 @@ def _written(xp: Any, x: Any, index: Any, rows: Any, axis: int) -> Any:
     return made
 
 
+def _copied(x: Any, index: Any, rows: Any, axis: int) -> Any:
+    if x.numel() == 0:
+        _valid(index, x.shape[axis])  # torch looks at no number where there is nothing to write
+    return x.index_copy(axis, index, rows)
+
+
 def _index_copy(imp: aten.Importer, op: Op, x: Any, dim: int, index: Any, rows: Any) -> aten.Ref:
     rank = aten.tensor(imp, x).rank
     aten.need(rank > 0 and aten.tensor(imp, index).rank == 1, "a scalar")
@@ -67,7 +73,7 @@ write_rows = op(
     shape=_written_shape,
     aten={"aten.index_copy.default": _index_copy},
     ref=_written,
-    torch=lambda x, index, rows, axis: x.index_copy(axis, index, rows),
+    torch=_copied,
     update=lambda x, index, rows, axis: x.index_copy_(axis, index, rows),
     samples=_samples,
     traits=Traits(gather=True),

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from forge_eq.ir.types import WEAK
 from forge_eq.ops.composite import gelu_tanh, silu
 from forge_eq.ops.elementwise import add, div, exp, mul, neg, pow_, reciprocal, rsqrt, sigmoid, sqrt, tanh
 from forge_eq.ops.reduction import mean
 from forge_eq.ops.spec import Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
-from forge_eq.rules.guards import fact, is_float, moderate
+from forge_eq.rules.guards import fact, is_float, is_tensor, moderate
 
 QUOTIENT = "a quotient is a product with the reciprocal"
 
@@ -96,15 +95,11 @@ def power_of_half(x: Var) -> Equation:
 # ------------------------------------------------------------------------------------------------ scales
 
 
-def _tensor(t: Any) -> bool:
-    return bool(t.dtype != WEAK)
-
-
 def _scales(s: Any) -> bool:
     return bool(s != 1.0)
 
 
-TENSOR = fact("is_tensor", _tensor, "a", soundness=False)  # two numbers and a tensor meet by mul_mul already
+TENSOR = is_tensor("a", soundness=False)  # two numbers and a tensor meet by mul_mul already
 NOT_ONE = fact("is_not_one", _scales, "s", soundness=False)  # x = x 1.0 would give every product a twin
 
 

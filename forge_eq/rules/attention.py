@@ -70,7 +70,15 @@ def scale_under_mask(x: Var, m: Var, s: Attr) -> Equation:
     return to(mul(where(m, x, -math.inf), lit(s)), where(m, mul(x, lit(s)), -math.inf))
 
 
-@rule("attention", exact="real", source="a quotient of rows passes a product", when=[is_last_axis("a", "e")])
+def _has_keys(e: Any) -> bool:
+    return isinstance(e.shape[-1], int) and e.shape[-1] > 0
+
+
+# Of no keys the left side makes 0 / 0.
+DIVIDED = [is_last_axis("a", "e"), fact("has_keys", _has_keys, "e")]
+
+
+@rule("attention", exact="real", source="a quotient of rows passes a product", when=DIVIDED)
 def divided_last(e: Var, v: Var, a: Attr) -> Equation:
     """Weights that are normalised after they met the values. The divisor is a sum over keys, one for each row."""
     total = sum_(e, a, True)
@@ -124,10 +132,11 @@ def _keys(k: Any) -> Any:
     return k.shape[-2]
 
 
+# What is replaced, be it in the cache or of two new rows for one place the earlier, has weight zero: it must be finite.
 BEFORE = [fact("is_rows_axis", _rows_axis, "a", "q"), fact("has_a_place_for_each_key", _own_place, "m", "k")]
 
 
-@rule("attention", exact="real", source=WRITTEN, when=BEFORE, finite=("k", "v"))
+@rule("attention", exact="real", source=WRITTEN, when=BEFORE, finite=("k", "v", "y"))
 def masked_before_write(q: Var, k: Var, v: Var, i: Var, x: Var, y: Var, m: Var, a: Attr, s: Attr, e: Attr) -> Equation:
     """Looks at a cache before the new rows are in it, so that they can be written once all is computed."""
     old = logical_and(m, logical_not(rows_hit(i, compute(_keys, k))))
@@ -138,7 +147,7 @@ def masked_before_write(q: Var, k: Var, v: Var, i: Var, x: Var, y: Var, m: Var, 
     )
 
 
-@rule("attention", exact="real", source=WRITTEN, when=BEFORE, finite=("q", "k", "v"))
+@rule("attention", exact="real", source=WRITTEN, when=BEFORE, finite=("q", "k", "v", "x", "y"))
 def biased_before_write(q: Var, k: Var, v: Var, i: Var, x: Var, y: Var, m: Var, a: Attr, s: Attr, e: Attr) -> Equation:
     """The same under an additive mask; minus infinity added to an infinite score would be no number."""
     old = where(rows_hit(i, compute(_keys, k)), -math.inf, m)

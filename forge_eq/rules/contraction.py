@@ -16,7 +16,7 @@ from forge_eq.ops.movement import swap_last
 from forge_eq.ops.shapes import broadcast_shapes
 from forge_eq.ops.spec import Var, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
-from forge_eq.rules.guards import fact, is_constant, moderate
+from forge_eq.rules.guards import fact, is_constant, is_not_empty, moderate
 
 ASSOCIATES = "the matrix product is associative"
 LINEAR = "a product is linear in its weight"
@@ -31,12 +31,7 @@ def _work(a: Any, b: Any, c: Any) -> tuple[int, int]:
     return left, math.prod(bc) * k * n * p + whole * m * k * p  # type: ignore[arg-type]
 
 
-def _some(t: Any) -> bool:
-    return t.static and all(t.shape)
-
-
-# An empty product is zero whatever stands beside it, and zero times infinity is not.
-SOME_B, SOME_V = fact("is_not_empty", _some, "b"), fact("is_not_empty", _some, "v")
+SOME_B, SOME_V = is_not_empty("b"), is_not_empty("v")
 
 
 def _last_first(a: Any, b: Any, c: Any) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from forge_eq.ir.types import WEAK
 from forge_eq.ops.spec import REGISTRY, Op, Var
 from forge_eq.rules.dsl import Equation, Guard, build, register, to
-from forge_eq.rules.guards import fact
+from forge_eq.rules.guards import is_tensor
 
 
 def _add(op: Op, suffix: str, doc: str, source: str, equation: Equation, when: tuple[Guard, ...] = ()) -> None:
@@ -15,12 +12,8 @@ def _add(op: Op, suffix: str, doc: str, source: str, equation: Equation, when: t
     register(build("traits", name, equation, doc=doc, source=source, exact=exact, when=when, where=__file__))
 
 
-def _is_tensor(t: Any) -> bool:
-    return bool(t.dtype != WEAK)
-
-
 # Numbers stand on the right, as captures write them: moving them to the left would only grow the e-graph.
-NO_NUMBER_LEFT = fact("is_tensor", _is_tensor, "b", soundness=False)
+NO_NUMBER_LEFT = is_tensor("b", soundness=False)
 
 
 def generate() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from forge_eq.ir.types import FLOATS, INTEGERS
+from forge_eq.ir.types import FLOATS, INTEGERS, WEAK
 from forge_eq.rules.dsl import Guard
 
 
@@ -42,6 +42,16 @@ def is_float(x: str) -> Guard:
 
 def is_integer(x: str) -> Guard:
     return fact("is_integer", lambda t: t.dtype in INTEGERS, x)
+
+
+def is_tensor(x: str, *, soundness: bool) -> Guard:
+    """Not a number that stands where a tensor may. For soundness where a number could leave the range of floats."""
+    return fact("is_tensor", lambda t: t.dtype != WEAK, x, soundness=soundness)
+
+
+def is_not_empty(x: str) -> Guard:
+    """The tensor has elements. A sum of none is zero whatever stands beside it, and zero times infinity is not."""
+    return fact("is_not_empty", lambda t: t.static and all(t.shape), x)
 
 
 def has_dtype(x: str, dtype: str) -> Guard:

@@ -15,7 +15,7 @@ from forge_eq.ops.movement import reshape
 from forge_eq.ops.reduction import amax, mean, sum_
 from forge_eq.ops.spec import AttrVar, Op, Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, Guard, build, register, rule, to
-from forge_eq.rules.guards import fact, is_constant, is_last_axis, moderate
+from forge_eq.rules.guards import fact, is_constant, is_last_axis, is_not_empty, moderate
 
 FEATURES = "a sum of a product's columns is the product with the sum of the weight's columns"
 ROWS = "a sum of a product's rows is the product of the sum of the rows"
@@ -38,14 +38,9 @@ def _lead(t: Any) -> tuple[Any, ...]:
     return tuple(t.shape[:-1])
 
 
-def _some(t: Any) -> bool:
-    return t.static and all(t.shape)
-
-
 def _features() -> None:
     """The result's last axis: one rule for each of kept and dropped axis, with and without bias."""
-    # Without a feature the sum is zero, and zero times infinity is not.
-    last, some = is_last_axis("a", "x"), fact("is_not_empty", _some, "w")
+    last, some = is_last_axis("a", "x"), is_not_empty("w")
     for op in (sum_, mean):
         weight, bias = op(W, compute(_out_axis, T), True), op(B, (0,), True)
         # The kernel of linear wants a weight of two axes; a kept axis keeps it so.

@@ -9,7 +9,7 @@ from forge_eq.ops.composite import rope
 from forge_eq.ops.movement import broadcast_to, concat, permute, reshape, slice_, swap_last
 from forge_eq.ops.spec import Var, compute
 from forge_eq.rules.dsl import Attr, Equation, rule, to
-from forge_eq.rules.guards import fact
+from forge_eq.rules.guards import fact, moderate
 from forge_eq.rules.slices import PART, ROWS, aligned, count, place
 
 # ------------------------------------------------------------------------------------------------ attention
@@ -38,9 +38,12 @@ def _is_last_query(q: Any, k: Any, a: int, i: int, j: int) -> bool:
 LAST_QUERY = fact("is_last_query", _is_last_query, "q", "k", "a", "i", "j")
 
 
-@rule("slices", exact="real", source="the last of n queries looks at all of n keys", when=[LAST_QUERY, PART])
+ALL_KEYS = "the last of n queries looks at all of n keys"
+
+
+@rule("slices", exact="real", source=ALL_KEYS, when=[LAST_QUERY, moderate("s"), PART])
 def attention_causal_last(q: Var, k: Var, v: Var, s: Attr, a: Attr, i: Attr, j: Attr, d: Attr) -> Equation:
-    """The last token needs no mask."""
+    """The last token needs no mask. Of infinite scores the causal kernel makes other rows than the plain one."""
     return to(slice_(attention_causal(q, k, v, s), a, i, j, d), attention(slice_(q, a, i, j, d), k, v, s))
 
 

@@ -11,7 +11,7 @@ from forge_eq.ops.movement import reshape
 from forge_eq.ops.reduction import amax, mean, sum_
 from forge_eq.ops.spec import AttrVar, Op, Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, build, register, rule, to
-from forge_eq.rules.guards import fact
+from forge_eq.rules.guards import fact, is_tensor
 
 
 def _count(t: Any, axes: Any) -> int:
@@ -73,16 +73,17 @@ def _is_gain(x: Any, w: Any) -> bool:
     return bool(w.rank < x.rank)
 
 
-GAIN = fact("is_gain", _is_gain, "x", "w", soundness=False)  # else the product of scale and gain would be built too
+# Without the first the product of scale and gain would be built too; numbers are for the rules on scales.
+GAIN = [fact("is_gain", _is_gain, "x", "w", soundness=False), is_tensor("w", soundness=True)]
 
 
-@rule("statistics", exact="real", source=ASSOCIATES, when=[GAIN])
+@rule("statistics", exact="real", source=ASSOCIATES, when=GAIN)
 def gain_after_scale(x: Var, w: Var, v: Var) -> Equation:
     """A norm that applies the gain first."""
     return to(mul(mul(x, w), rsqrt(v)), mul(mul(x, rsqrt(v)), w))
 
 
-@rule("statistics", exact="real", source=ASSOCIATES, when=[GAIN])
+@rule("statistics", exact="real", source=ASSOCIATES, when=GAIN)
 def gain_beside_scale(x: Var, w: Var, v: Var) -> Equation:
     """A norm that multiplies scale and gain first."""
     return to(mul(x, mul(rsqrt(v), w)), mul(mul(x, rsqrt(v)), w))
@@ -100,13 +101,20 @@ SCALED = "a norm divides by the scale of its operand, epsilon by its square"
 POSITIVE = fact("is_positive", _is_positive, "s")
 
 
-@rule("statistics", exact="real", source=SCALED, when=[POSITIVE])
+def _is_epsilon(e: Any) -> bool:
+    return isinstance(e, float) and 0.0 <= e <= 1.0
+
+
+EPSILON = fact("is_epsilon", _is_epsilon, "e")  # over a square it could leave the range of floats otherwise
+
+
+@rule("statistics", exact="real", source=SCALED, when=[POSITIVE, EPSILON])
 def rms_norm_of_scaled(x: Var, w: Var, s: Attr, a: Attr, e: Attr) -> Equation:
     """A scale before a norm goes into epsilon. A negative one would change the sign."""
     return to(rms_norm(mul(x, lit(s)), w, a, e), rms_norm(x, w, a, compute(_over_square, e, s)))
 
 
-@rule("statistics", exact="real", source=SCALED, when=[POSITIVE])
+@rule("statistics", exact="real", source=SCALED, when=[POSITIVE, EPSILON])
 def layer_norm_of_scaled(x: Var, w: Var, b: Var, s: Attr, a: Attr, e: Attr) -> Equation:
     """The same for layer norm."""
     return to(layer_norm(mul(x, lit(s)), w, b, a, e), layer_norm(x, w, b, a, compute(_over_square, e, s)))
