@@ -10,7 +10,7 @@ The criterion, for each output and each argument or buffer that the program writ
 - ``bits``: equal bits (NaN whatever its payload). Nothing less passes of kind ``special``: odd values, rules of class
   ``bit`` only, where every op that was captured has one correct result.
 - ``close``: ``verify.criterion``: dtype, shape, places of NaN and infinities, then PyTorch's own tolerances or an error
-  against float64 at most twice the original's.
+  against float64 at most twice the original's (see docs/decisions/0005).
 - ``rounding``: no further from the original than ``MARGIN`` times what the original itself moves when each of its
   operations rounds to its dtype at random, ``TRIALS`` times over. Such a program (a difference of equals, a comparison
   at a tie) has no digits there.

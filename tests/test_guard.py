@@ -173,6 +173,24 @@ def test_an_injected_fault_is_pinned_exactly(seed: int, spoil: str) -> None:
         assert not found.pins
 
 
+@pytest.mark.parametrize("error", [1e-3, 1e-4])
+def test_a_small_fault_in_one_row_is_found(error: float) -> None:
+    """One row gets a second look at float64 over several inputs, which must not let this pass."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 64)
+    graph = capture(Mlp(64).eval(), (x,))
+    program = scheduled(graph)
+    layers = [
+        p for p in sorted(accelerated(program, TARGET)) if program.instrs[p].op in (linalg.linear, linalg.linear_bias)
+    ]
+    assert len(layers) == 2
+    for position in layers:
+        wrong = break_at(program, [position], lambda g, y: g.multiply(y, 1 + error))
+        found = guard(wrong, TARGET, reference(graph), [x], wide=in_float64(graph), threads=1)
+        assert found.pins == {position}
+    assert not guard(program, TARGET, reference(graph), [x], wide=in_float64(graph), threads=1).pins
+
+
 def test_equal_instructions_are_repaired_together() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Mlp() for _ in range(6))).eval(), torch.randn(3, 8)

@@ -29,7 +29,7 @@ from forge_eq.run.pooled import look_again
 from forge_eq.run.probes import probes
 from forge_eq.run.values import describe, evaluate
 from forge_eq.targets import Target
-from forge_eq.verify.criterion import Verdict, compare, difference
+from forge_eq.verify.criterion import Verdict, compare
 
 Reference = Callable[[Sequence[Any]], Sequence[Any]]  # flat inputs -> flat outputs
 WideReference = Callable[[Sequence[Any]], Sequence[Any] | None]  # None: cannot be computed in float64
@@ -94,22 +94,22 @@ def guard(
         RunError: openvino is missing, or the program disagrees with the reference even when torch computes it.
     """
     inputs = list(islice(probes(examples, seed), 2 if quick else None))
-    return _Guard(program, target, wide, threads).run(reference, inputs, frozenset(pins))
+    return _Guard(program, target, reference, wide, threads).run(inputs, frozenset(pins))
 
 
 class _Guard:
-    def __init__(self, program: Program, target: Target, wide: WideReference | None, threads: int) -> None:
-        self.program, self.target, self.wide, self.threads = program, target, wide, threads
+    def __init__(
+        self, program: Program, target: Target, reference: Reference, wide: WideReference | None, threads: int
+    ) -> None:
+        self.program, self.target, self.reference, self.wide, self.threads = program, target, reference, wide, threads
         self.remarks: list[Remark] = []
-        self.reference: Reference | None = None
         self.building = 0.0
         self.all = accelerated(program, target)
         if self.all:
             load_openvino()  # its absence is not something to repair
 
-    def run(self, reference: Reference, inputs: Sequence[tuple[str, list[Any]]], pins: frozenset[int]) -> Guarded:
-        self.reference = reference
-        asked = self.ask(reference, inputs)
+    def run(self, inputs: Sequence[tuple[str, list[Any]]], pins: frozenset[int]) -> Guarded:
+        asked = self.ask(inputs)
         for _ in range(ROUNDS):
             executable, fault = self.attempt(pins, asked)
             if executable is not None and fault is None:
@@ -121,12 +121,12 @@ class _Guard:
             pins |= found
         return self.last_resort(asked)
 
-    def ask(self, reference: Reference, asked_of: Sequence[tuple[str, list[Any]]]) -> list[_Probe]:
+    def ask(self, asked_of: Sequence[tuple[str, list[Any]]]) -> list[_Probe]:
         """The reference's answers. A derived probe that it refuses is left out; the example must work."""
         asked: list[_Probe] = []
         for name, inputs in asked_of:
             try:
-                wanted = [_own(v) for v in _seeded(partial(reference, inputs))]
+                wanted = [_own(v) for v in _seeded(partial(self.reference, inputs))]
             except Exception as e:  # whatever the user's program raises on inputs that we made up
                 if not asked:
                     raise
@@ -154,19 +154,20 @@ class _Guard:
                 return executable, _Fault(probe, verdict.reason)
         return executable, None
 
-    def judged(self, executable: Executable, probe: _Probe, found: Sequence[Any]) -> Verdict:
+    def judged(self, run: Reference, probe: _Probe, found: Sequence[Any]) -> Verdict:
         """The criterion, and where results are few a second look over more inputs."""
         verdict = compare(found, probe.wanted, partial(self.outputs_in_float64, probe.inputs))
-        if verdict or self.reference is None:
-            return verdict
-        reference = self.reference
-        return look_again(
+        return verdict or look_again(
             verdict,
             probe.inputs,
-            lambda inputs: _seeded(partial(executable, inputs)),
-            lambda inputs: _seeded(partial(reference, inputs)),
+            lambda inputs: _seeded(partial(run, inputs)),
+            lambda inputs: _seeded(partial(self.reference, inputs)),
             self.outputs_in_float64,
         )
+
+    def by_torch(self, inputs: Sequence[Any]) -> list[Any]:
+        values = evaluate(self.program, inputs)
+        return [values[r] for r in self.program.outputs]
 
     def outputs_in_float64(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
         """The captured program's answer, never our own program's: that one could not show our own fault."""
@@ -183,11 +184,9 @@ class _Guard:
         """What to pin besides: each segment's culprit and the instructions like it elsewhere."""
         probe = fault.probe
         values = _seeded(lambda: evaluate(self.program, probe.inputs))
-        reason = difference(
-            [values[r] for r in self.program.outputs], probe.wanted, lambda: self.outputs_in_float64(probe.inputs)
-        )
-        if reason is not None:
-            raise self.not_ours(probe, reason)
+        verdict = self.judged(self.by_torch, probe, [values[r] for r in self.program.outputs])
+        if not verdict:
+            raise self.not_ours(probe, verdict.reason)
         pinned = pin(self.program, self.target, pins)
         chosen: set[int] = set()
         wide = cache(lambda: self.in_float64(probe.inputs))
