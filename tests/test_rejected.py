@@ -38,6 +38,7 @@ RARE = {  # the quick level may miss these
     "largest_of_scaled",
     "norm_of_scaled_by_any_sign",
     "clamp_forgets_relu",
+    "largest_of_relu_in_padding",
     "any_query_sees_all_keys",
 }
 IN_A_FIELD = {  # refuted by residues alone: nothing but algebra is wrong with them
@@ -66,8 +67,7 @@ def test_wrong_rule_is_refused_with_a_counterexample(one: Rule) -> None:
     assert found.counterexample.method in ("numeric", "torch"), found.reason
     assert found.counterexample.values, "the tensors are shown"
     text = str(found.counterexample)
-    assert "left = " in text
-    assert "right = " in text
+    assert ("left = " in text and "right = " in text) or "the right side has no value" in text
 
 
 @pytest.mark.slow
