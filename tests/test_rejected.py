@@ -38,7 +38,6 @@ RARE = {  # the quick level may miss these
     "largest_of_scaled",
     "norm_of_scaled_by_any_sign",
     "clamp_forgets_relu",
-    "largest_of_relu_in_padding",
     "any_query_sees_all_keys",
 }
 IN_A_FIELD = {  # refuted by residues alone: nothing but algebra is wrong with them
