@@ -54,9 +54,9 @@ def gpt2() -> Any:
 
 
 def _family(name: str, kind: str) -> Any:
-    from families import captured
+    from family_runs import captured
 
-    return captured(name, 128, DEPTHS[kind])[0]
+    return captured(name, 128, layers=DEPTHS[kind])[0]
 
 
 def random_nodes() -> Any:

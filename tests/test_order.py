@@ -224,6 +224,23 @@ def test_answers_do_not_use_up_the_node_limit():
     assert view.saturation.matches["constants/mul_mul"] == 1
 
 
+def test_a_scale_of_one_does_not_go_round():
+    """It entered the weight, whose product with one was a new weight, before anybody had asked whether it was."""
+    layer = '%w = constant(name="w") : f32[7,4]\n%l = matmul(%x, %w)\n%y = mul(%l, 1.0)\n'
+    view = Engine(default).saturate(parse(f"graph @g(%x: f32[5,7])\n{layer}return %y\n"), Limits())
+    assert view.saturation.stop == "saturated"
+
+
+def test_a_program_leaves_nothing_to_the_next():
+    one = parse("graph @g(%x: f32[4])\n%a = neg(%x)\n%y = neg(%a)\nreturn %y\n")
+    other = random_program(3).live()
+    engine = Engine(default)
+    views = [engine.saturate(graph, Limits()) for graph in (one, other, one, other)]
+    assert views[:2] == views[2:]
+    rows = engine.egraph.freeze().functions
+    assert {name.partition("_")[0] for name, table in rows.items() if table.rows} == {"answer"}
+
+
 def test_the_iteration_limit_is_said():
     graph = parse("graph @g(%x: f32[4])\n%a = neg(%x)\n%b = neg(%a)\n%y = alias(%b)\nreturn %y\n")
     engine = Engine(default)

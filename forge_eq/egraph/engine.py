@@ -4,8 +4,8 @@ Takes a Graph and a RuleSet. Gives an EGraphView. Promises: a node is never lost
 rule fires outside its shape obligation, and growth stops at a named limit.
 
 Loading is by tables of integers and reading by frozen rows: both take milliseconds where program text and
-terms take a second (docs/decisions/0003). The declarations are kept on the bottom of the e-graph's stack
-and each program lives between a push and a pop.
+terms take a second (docs/decisions/0003). The rows of a program are deleted when it has been read;
+declarations and answers stay.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from egglog import bindings
 from forge_eq.egraph.compile_rules import CompiledRule, constructor
 from forge_eq.egraph.demand import Demand
 from forge_eq.egraph.intern import INTERNER
-from forge_eq.egraph.view import EClass, EGraphView, ENode, Saturation, number_classes
-from forge_eq.errors import CheckError, UnionError
+from forge_eq.egraph.read import read_view
+from forge_eq.egraph.view import EGraphView, Saturation
 from forge_eq.ir.constness import constant_nodes
 from forge_eq.ir.graph import Graph
-from forge_eq.ir.types import TensorType, Type
 from forge_eq.ops.spec import Op
 from forge_eq.options import Limits
 from forge_eq.rules.dsl import RuleSet
 
+PATIENCE = 10  # steps after which questions are asked though rules still fire: an answer may be what makes them end
 SHM = Path("/dev/shm")  # tables are written for the engine to read: keep them in memory where that exists
 
 PREAMBLE = """
@@ -49,11 +49,13 @@ PREAMBLE = """
 (relation l_in_part (i64))
 (ruleset load)
 (ruleset facts)
+(ruleset clear)
 (rule ((l_type e t)) ((set (ty (N e)) t) (typed (N e) t)) :ruleset load :name "load types")
 (rule ((l_constant e)) ((is_constant (N e))) :ruleset load :name "load constants")
 (rule ((l_in_part e)) ((in_part (N e))) :ruleset load :name "load what is read in part")
 (rule ((l_weight e i)) ((weight (N e) i)) :ruleset load :name "load weights")
 """
+LOADED = {"l_type": 2, "l_constant": 1, "l_weight": 2, "l_in_part": 1}  # tables that programs are loaded from: columns
 
 
 class Engine:
@@ -67,10 +69,14 @@ class Engine:
         self.rules = [CompiledRule(r, i + 1) for i, r in enumerate(sorted(rules, key=lambda r: r.id))]
         self.demand = Demand.of(rules)
         self.declared: dict[str, tuple[Op, int]] = {}
+        self.tables: dict[int, str] = {}
         self.schedules: dict[tuple[int, ...], str] = {}
         self.asked: dict[tuple[int, ...], tuple[int, ...] | None] = {}
-        self.pending: list[tuple[str, list[tuple[int, ...]]]] = []
         self._run(PREAMBLE)
+        for name, size in {"typed": 2, "is_constant": 1, "weight": 2, "in_part": 1, **LOADED}.items():
+            self._forgotten(name, size)
+        for name in ("N", "ty"):
+            self._forgotten(name, 1, valued=True)
         for one in self.rules:
             self.declare(sorted(one.matched | one.made, key=lambda c: (c[0].name, c[1])))
         columns: dict[str, int] = {}  # questions and answers begin with the rule's number
@@ -78,11 +84,20 @@ class Engine:
             columns |= {want: 1 + key, answer: 1 + key + out}
         for name, count in columns.items():
             self._run(f"(relation {name} ({' '.join(['i64'] * count)}))")
+            if name in {r.tables[0] for r in self.rules}:
+                self._forgotten(name, count)
         for one in self.rules:
             self._run(one.text())
 
     def _run(self, text: str) -> list[Any]:
         return self.egraph.run_program(*self.egraph.parse_program(text))
+
+    def _forgotten(self, table: str, columns: int, *, valued: bool = False) -> None:
+        """Declares that the rows of a table go when a program is done: far cheaper than ``push`` and ``pop``, which
+        copy every rule. What is answered stays, and holds for every program."""
+        row = " ".join([table, *(f"x{i}" for i in range(columns))])
+        met = f"(= y ({row}))" if valued else f"({row})"
+        self._run(f'(rule ({met}) ((delete ({row}))) :ruleset clear :name "forget {table}")')
 
     def declare(self, constructors: Iterable[tuple[Op, int]]) -> None:
         """Declares ops at their numbers of operands, with the rules that load them and carry constness."""
@@ -92,20 +107,31 @@ class Engine:
                 continue
             self.declared[name] = (op, arity)
             attrs = len(op.attrs)
+            table, number = self._table(op, arity), len(self.declared)
             args = " ".join([f"c{i}" for i in range(arity)] + [f"a{i}" for i in range(attrs)])
             nodes = " ".join([f"(N c{i})" for i in range(arity)] + [f"a{i}" for i in range(attrs)])
             sorts = " ".join(["T"] * arity + ["i64"] * attrs)
             self._run(
                 f"(constructor {name} ({sorts}) T)\n(function by_{name} ({sorts}) i64 :merge (min old new))\n"
-                f"(relation l_{name} ({' '.join(['i64'] * (1 + arity + attrs))}))\n"
-                f"(rule ((l_{name} e {args})) ((union (N e) ({name} {nodes})) (set (by_{name} {nodes}) 0))"
+                f"(rule (({table} {number} e {args})) ((union (N e) ({name} {nodes})) (set (by_{name} {nodes}) 0))"
                 f' :ruleset load :name "load {name}")'
             )
+            for made in (name, f"by_{name}"):
+                self._forgotten(made, arity + attrs, valued=True)
             if op.pure and op.leaf in ("", "literal"):  # a number that a rule made is as constant as a captured one
                 known = " ".join(f"(is_constant c{i})" for i in range(arity))
                 known += "".join(f" (>= a{i} 0)" for i, (_, kind) in enumerate(op.attrs) if kind == "ints")
                 constness = f'((is_constant e)) :ruleset facts :name "constness of {name}"'
                 self._run(f"(rule ((= e ({name} {args})) {known}) {constness})")
+
+    def _table(self, op: Op, arity: int) -> str:
+        """The table that nodes of this op are loaded from: one for each number of columns, the op's number first."""
+        columns = 2 + arity + len(op.attrs)
+        if columns not in self.tables:
+            self.tables[columns] = f"l_{columns}"
+            self._run(f"(relation l_{columns} ({' '.join(['i64'] * columns)}))")
+            self._forgotten(f"l_{columns}", columns)
+        return self.tables[columns]
 
     # ------------------------------------------------------------------------------------------- running
 
@@ -116,14 +142,12 @@ class Engine:
             self.declare(sorted(present, key=lambda c: (c[0].name, c[1])))
             part = self.demand.in_part(graph)
             step = self._schedule(present, bool(part))
-            self._run("(push)")
             try:
                 self._load(graph, part)
-                saturation = self._saturate(limits, step)
-                view = self._read(graph, saturation)
+                saturation = self._saturate(limits, step, len(graph.nodes), bool(part))
+                view = read_view(graph, saturation, self.egraph, self.declared, self.rules)
             finally:
-                self._run("(pop)")
-                self._keep_answers()
+                self._run("(run-schedule (run clear))")
             return view
 
     def _schedule(self, present: set[tuple[Op, int]], in_part: bool) -> str:
@@ -149,9 +173,11 @@ class Engine:
     def _load(self, graph: Graph, part: set[int]) -> None:
         known = constant_nodes(graph)
         tables: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        numbers = {name: i + 1 for i, name in enumerate(self.declared)}
         for node in graph.nodes:
-            name = constructor(node.op, len(node.inputs))
-            tables[f"l_{name}"].append((node.id, *node.inputs, *map(INTERNER.id, node.attrs)))
+            number = numbers[constructor(node.op, len(node.inputs))]
+            row = (number, node.id, *node.inputs, *map(INTERNER.id, node.attrs))
+            tables[self.tables[len(row)]].append(row)
             tables["l_type"].append((node.id, INTERNER.id(node.type)))
             if node.id in known:
                 tables["l_constant"].append((node.id,))
@@ -160,44 +186,46 @@ class Engine:
         tables["l_in_part"] = [(i,) for i in sorted(part)]
         for name, rows in tables.items():
             self._insert(name, rows)
-        self._run("(run-schedule (saturate (run load)))")
+        self._run("(run-schedule (run load))")
 
     def _insert(self, table: str, rows: Iterable[tuple[int, ...]]) -> None:
         path = self.folder / f"{table}.tsv"
         path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
         self._run(f'(input {table} "{path.name}")')
 
-    def _saturate(self, limits: Limits, which: str) -> Saturation:
+    def _saturate(self, limits: Limits, which: str, nodes: int, cut: bool) -> Saturation:
         matches: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"
-        # Only ops count: answers are kept from program to program, and must not use up the next one's limit.
-        tables = " ".join(f'"{name}"' for name in self.declared)
-        until = f":until (<= {limits.nodes} (get-size! {tables}))"
+        makes = {r.rule.id: len(r.created) for r in self.rules}
+        most = nodes  # e-nodes at most: counting them costs as much as a step, so it is left until it could matter
         # A cut moves by one node a round, so these few rules have rounds of their own.
-        step = f"(run-schedule (saturate (run facts)) (run fire_{which} {until}) (saturate (run cut_{which} {until})))"
+        cuts = f'(saturate (run cut_{which} :until (<= {limits.nodes} (get-size! "typed"))))' if cut else ""
+        step = f"(run-schedule (saturate (run facts)) (run fire_{which}) {cuts})"
         ask = f"(run-schedule (run ask_{which}))"
-        while True:
+        while stop == "saturated":
             rounds += 1
             # One step at a time: egglog's ``repeat`` goes on after the last change, which would use up the limit.
-            while left > 0:
+            for _ in range(PATIENCE):
+                if left <= 0:
+                    stop = "iteration limit"
+                    break
                 report = self._run(step)[0].report
                 for name, count in report.num_matches_per_rule.items():
                     matches[name] += count
+                    most += count * makes.get(name, 0)
                 for name, spent in report.search_and_apply_time_per_rule.items():
                     seconds[name] += spent.total_seconds()
-                if not report.updated:
+                if not (busy := report.updated):
                     break
                 left -= 1
-            else:
-                stop = "iteration limit"
-            if self._size() >= limits.nodes:
-                stop = "node limit"
-            if stop != "saturated":
-                break
-            self._run(ask)  # once the rules have no more to do with the answers at hand: asking costs as much as firing
-            if not self._answer():
-                break
+                if most >= limits.nodes and (most := self._size()) >= limits.nodes:
+                    stop = "node limit"
+                    break
+            if stop == "saturated":
+                self._run(ask)  # when the rules have no more to do with the answers at hand: it costs as much as firing
+                if not self._answer() and not busy:
+                    break
         fired = {r.rule.id for r in self.rules}
         return Saturation(
             stop,
@@ -207,7 +235,7 @@ class Engine:
         )
 
     def _size(self) -> int:
-        """E-nodes, counted as the limit in ``_saturate`` counts them."""
+        """E-nodes. Answers do not count: they are kept, and must not use up the next program's limit."""
         frozen = self.egraph.freeze().functions
         return sum(len(f.rows) for name, f in frozen.items() if name.startswith("op_"))
 
@@ -228,81 +256,7 @@ class Engine:
                     fresh[rule.tables[1]].append((*question, *reply))
         for table, rows in fresh.items():
             self._insert(table, rows)
-            self.pending.append((table, rows))
         return bool(fresh)
-
-    def _keep_answers(self) -> None:
-        """Answers hold for every program: enter them below the push, so that they are never asked again."""
-        for table, rows in self.pending:
-            self._insert(table, rows)
-        self.pending = []
-
-    # ------------------------------------------------------------------------------------------- reading
-
-    def _read(self, graph: Graph, saturation: Saturation) -> EGraphView:
-        functions = self.egraph.freeze().functions
-        to_int, value = self.egraph.value_to_i64, INTERNER.value
-        class_of = {to_int(row.inputs[0]): row.output for row in functions["N"].rows}
-        raw: dict[Any, list[tuple[Op, tuple[Any, ...], tuple[Any, ...], str]]] = defaultdict(list)
-        for name, (op, arity) in self.declared.items():
-            if not functions[name].rows:
-                continue
-            by = {tuple(row.inputs): to_int(row.output) for row in functions[f"by_{name}"].rows}
-            for row in functions[name].rows:
-                inputs = row.inputs
-                made = by[tuple(inputs)]
-                attrs = tuple(value(to_int(v)) for v in inputs[arity:])
-                raw[row.output].append((op, tuple(inputs[:arity]), attrs, self.rules[made - 1].rule.id if made else ""))
-        types: dict[Any, set[int]] = defaultdict(set)
-        for row in functions["typed"].rows:
-            types[row.inputs[0]].add(to_int(row.inputs[1]))
-        constants = {row.inputs[0] for row in functions["is_constant"].rows}
-        captured: dict[Any, int] = {}
-        for node in sorted(class_of):
-            captured.setdefault(class_of[node], node)
-        rank = number_classes(raw, captured)
-        classes: list[EClass | None] = [None] * len(rank)
-        for handle, index in rank.items():
-            nodes = [
-                ENode(op, tuple(rank[c] for c in children), attrs, rule)
-                for op, children, attrs, rule in raw[handle]
-                if all(c in rank for c in children)
-            ]
-            if len(nodes) > 1:
-                nodes.sort(key=lambda n: (n.op.name, n.children, repr(n.attrs)))
-            type_ = _one_type(types[handle], nodes, graph)
-            classes[index] = EClass(type_, handle in constants, tuple(nodes))
-        done = tuple(c for c in classes if c is not None)
-        if len(done) != len(classes):
-            raise CheckError("saturate", graph.name, "a class without nodes", "report this e-graph")
-        return EGraphView(graph.name, done, {n: rank[h] for n, h in class_of.items()}, saturation)
-
-
-def _one_type(ids: set[int], nodes: list[ENode], graph: Graph) -> Type:
-    """The class's type. Two concrete ones mean that some rule is wrong; symbols that meet are equal sizes."""
-    types = [INTERNER.value(i) for i in ids]
-    if len(types) > 1:
-        types.sort(key=str)
-    first: Type = types[0]
-    for other in types[1:]:
-        if not _compatible(first, other):
-            rules = sorted({n.rule for n in nodes if n.rule}) or ["no rule"]
-            raise UnionError(
-                "saturate",
-                graph.name,
-                f"{first} and {other} met in one class (made by {', '.join(rules)})",
-                "remove the rule and report it",
-            )
-    return first
-
-
-def _compatible(a: Type, b: Type) -> bool:
-    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
-        return a == b
-    same = a.dtype == b.dtype and a.rank == b.rank
-    return same and all(
-        x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a.shape, b.shape, strict=True)
-    )
 
 
 _ENGINES: dict[str, Engine] = {}

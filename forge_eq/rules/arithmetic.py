@@ -16,7 +16,7 @@ from forge_eq.ops.elementwise import add, div, exp, mul, neg, pow_, reciprocal, 
 from forge_eq.ops.reduction import mean
 from forge_eq.ops.spec import Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
-from forge_eq.rules.guards import fact, is_float, is_tensor, moderate
+from forge_eq.rules.guards import fact, is_float, is_not_one, is_tensor, moderate
 
 QUOTIENT = "a quotient is a product with the reciprocal"
 
@@ -95,12 +95,8 @@ def power_of_half(x: Var) -> Equation:
 # ------------------------------------------------------------------------------------------------ scales
 
 
-def _scales(s: Any) -> bool:
-    return bool(s != 1.0)
-
-
 TENSOR = is_tensor("a", soundness=False)  # two numbers and a tensor meet by mul_mul already
-NOT_ONE = fact("is_not_one", _scales, "s", soundness=False)  # x = x 1.0 would give every product a twin
+NOT_ONE = is_not_one("s")
 
 
 @rule("arithmetic", exact="real", source="multiplication is associative", when=[moderate("s"), TENSOR, NOT_ONE])

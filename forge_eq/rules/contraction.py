@@ -16,7 +16,7 @@ from forge_eq.ops.movement import swap_last
 from forge_eq.ops.shapes import broadcast_shapes
 from forge_eq.ops.spec import Var, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
-from forge_eq.rules.guards import fact, is_constant, is_not_empty, moderate
+from forge_eq.rules.guards import fact, is_constant, is_not_empty, is_not_one, moderate
 
 ASSOCIATES = "the matrix product is associative"
 LINEAR = "a product is linear in its weight"
@@ -121,13 +121,16 @@ def layers_added_biased(x: Var, v: Var, w: Var, b: Var, t: Attr) -> Equation:
 # ------------------------------------------------------------------------------------------------ scales
 
 
-@rule("contraction", exact="real", source=LINEAR, when=[is_constant("w"), moderate("s")])
+@rule("contraction", exact="real", source=LINEAR, when=[is_constant("w"), moderate("s"), is_not_one("s")])
 def scale_into_weight(x: Var, w: Var, t: Attr, s: Attr) -> Equation:
     """A scale of LoRA, or of a head."""
     return to(mul(linear(x, w, t), lit(s)), linear(x, mul(w, lit(s)), t))
 
 
-@rule("contraction", exact="real", source=LINEAR, when=[is_constant("w"), is_constant("b"), moderate("s")])
+SCALES_BOTH = [is_constant("w"), is_constant("b"), moderate("s"), is_not_one("s")]
+
+
+@rule("contraction", exact="real", source=LINEAR, when=SCALES_BOTH)
 def scale_into_weight_and_bias(x: Var, w: Var, b: Var, t: Attr, s: Attr) -> Equation:
     """The same with a bias, as on queries."""
     return to(mul(linear_bias(x, w, b, t), lit(s)), linear_bias(x, mul(w, lit(s)), mul(b, lit(s)), t))

@@ -102,6 +102,11 @@ def moderate(*names: str) -> Guard:
     return fact("moderate", fn, *names)
 
 
+def is_not_one(name: str) -> Guard:
+    """The number is another than one: where x = x 1.0 is known, a rule on scales would go round without end."""
+    return fact("is_not_one", lambda v: v != 1.0, name, soundness=False)
+
+
 def is_power_of_two(name: str) -> Guard:
     """Multiplying by the number, or by its reciprocal, rounds nothing."""
 

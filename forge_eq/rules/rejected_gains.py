@@ -135,7 +135,11 @@ def largest_of_gelu(x: Var, k: Attr, s: Attr, p: Attr, q: Attr, d: Attr) -> Equa
     return to(max_pool(gelu(x), k, s, p, q, d), gelu(max_pool(x, k, s, p, q, d)))
 
 
-@wrong(exact="real")
+def _astride(x: Any, k: Any, p: Any, d: Any) -> bool:
+    return any(n == 1 and a > 1 and b > 0 and c > 1 for n, a, b, c in zip(x.shape[2:], k, p, d, strict=True))
+
+
+@wrong(exact="real", when=[fact("is_astride", _astride, "x", "k", "p", "d")])
 def largest_of_relu_in_padding(x: Var, k: Attr, s: Attr, p: Attr, q: Attr, d: Attr) -> Equation:
     """A dilated window may lie in the padding alone: its maximum is minus infinity, and relu of that is 0."""
     return to(max_pool(relu(x), k, s, p, q, d), relu(max_pool(x, k, s, p, q, d)))

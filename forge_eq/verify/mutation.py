@@ -52,7 +52,7 @@ def _noticed(rule: Rule, bindings: list[Binding], rng: np.random.Generator) -> s
 
 def _differs(rule: Rule, binding: Binding, rng: np.random.Generator) -> bool:
     odd = odd_values(rule)
-    plan = [("numeric", r) for r in (*[odd] * 24, "masked", *["ordinary"] * 6)] + [("torch", "ordinary")]
+    plan = [("numeric", r) for r in (*[odd] * 8, "masked", *["ordinary"] * 6)] + [("torch", "ordinary")]
     if rule.exact == "bit":
         plan.append(("torch", odd))
     return any(
