@@ -116,6 +116,7 @@ def _exported(
     kept = kept_identities(program)
     if _writes(program.graph_module):
         _refuse_overlap(program)
+        _refuse_silent_views(program)
         program = _functional(program)
     return ProgramImport(name, program, kept).graph()
 
@@ -222,9 +223,34 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
     """The same program with writes turned into values and write-backs; composites stay whole (empty table)."""
     with _quiet(), torch.no_grad():
         try:
-            return _whole_copies(program).run_decompositions({})  # type: ignore[no-any-return]
+            return _whole_copies(_without_idle_dropout(program)).run_decompositions({})  # type: ignore[no-any-return]
         except Exception as e:
             raise _overlapping(program) or _explained("a program that writes into its tensors", e) from None
+
+
+def _without_idle_dropout(program: ExportedProgram) -> ExportedProgram:
+    """The same program without dropout that gives its operand itself: in evaluation, or with nothing to drop.
+
+    Its schema says that the result is fresh, so torch loses what is written into either of the two.
+    """
+
+    def idle(node: Node) -> bool:
+        return node.target in _DROPOUTS and (node.args[2] is False or node.args[1] == 0)
+
+    if not any(map(idle, program.graph.nodes)):
+        return program
+    graph_module = copy.deepcopy(program.graph_module)
+    for node in [n for n in graph_module.graph.nodes if idle(n)]:
+        node.replace_all_uses_with(node.args[0])
+        graph_module.graph.erase_node(node)
+    graph_module.recompile()
+    return program._update(graph_module, program.graph_signature)
+
+
+_DROPOUTS = tuple(
+    getattr(torch.ops.aten, name).default
+    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+)
 
 
 def _whole_copies(program: ExportedProgram) -> ExportedProgram:
@@ -273,6 +299,32 @@ def _refuse_overlap(program: ExportedProgram) -> None:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and _overlaps(value):
             reason = "writes into a tensor whose elements share memory, such as an expanded one"
             raise CaptureError("capture", str(node.target), reason, "write into a clone() of it") from None
+
+
+def _refuse_silent_views(program: ExportedProgram) -> None:
+    """Raises CaptureError for a view of memory that is written, made by a call whose schema says that it is fresh.
+
+    Of such calls torch takes most apart into calls that say it; of the others it loses what is written into either.
+    """
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    written = {_storage(n.args[0]) for n in calls if n.args and targets.writes(n.target, n.args, n.kwargs)} - {0}
+    for node in calls:
+        if node.target not in _SILENT:
+            continue
+        results = node.meta.get("val")
+        made = {_storage(v) for v in (results if isinstance(results, tuple | list) else [results])}
+        if made & {_storage(n) for n in node.all_input_nodes} & written:
+            reason = "gives a view of memory that the program writes, without saying so"
+            raise CaptureError("capture", str(node.target), reason, "write into a clone() of it") from None
+
+
+_SILENT = (torch.ops.aten.einsum.default, torch.ops.aten.meshgrid.default, torch.ops.aten.meshgrid.indexing)
+
+
+def _storage(value: Any) -> int:
+    """Which memory a value lies in; 0 for none."""
+    value = value.meta.get("val") if isinstance(value, Node) else value
+    return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else 0
 
 
 def _overlaps(value: torch.Tensor) -> bool:
