@@ -76,7 +76,14 @@ class WritesABuffer(WritesTheArgument):
         return y * x
 
 
-KINDS = (WritesTheArgument, WritesTheResult, WritesABuffer)
+class GivesTheResult(WritesTheArgument):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.call(x)
+        x.neg_()
+        return y
+
+
+KINDS = (WritesTheArgument, WritesTheResult, WritesABuffer, GivesTheResult)
 
 
 def given() -> Tensor:

@@ -223,13 +223,13 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
     """The same program with writes turned into values and write-backs; composites stay whole (empty table)."""
     with _quiet(), torch.no_grad():
         try:
-            return _whole_copies(_without_idle_dropout(program)).run_decompositions({})  # type: ignore[no-any-return]
+            return _whole_copies(_told_dropout(program)).run_decompositions({})  # type: ignore[no-any-return]
         except Exception as e:
             raise _overlapping(program) or _explained("a program that writes into its tensors", e) from None
 
 
-def _without_idle_dropout(program: ExportedProgram) -> ExportedProgram:
-    """The same program without dropout that gives its operand itself: in evaluation, or with nothing to drop.
+def _told_dropout(program: ExportedProgram) -> ExportedProgram:
+    """The same program, dropout that gives its operand itself (in evaluation, or with nothing to drop) as ``alias``.
 
     Its schema says that the result is fresh, so torch loses what is written into either of the two.
     """
@@ -241,8 +241,7 @@ def _without_idle_dropout(program: ExportedProgram) -> ExportedProgram:
         return program
     graph_module = copy.deepcopy(program.graph_module)
     for node in [n for n in graph_module.graph.nodes if idle(n)]:
-        node.replace_all_uses_with(node.args[0])
-        graph_module.graph.erase_node(node)
+        node.target, node.args, node.kwargs = torch.ops.aten.alias.default, (node.args[0],), {}  # which says so
     graph_module.recompile()
     return program._update(graph_module, program.graph_signature)
 
