@@ -13,9 +13,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +144,16 @@ class Engine:
             self.declare(sorted(present, key=lambda c: (c[0].name, c[1])))
             part = self.demand.in_part(graph)
             step = self._schedule(present, bool(part))
+            marks = [time.process_time()]
             try:
                 self._load(graph, part)
+                marks.append(time.process_time())
                 saturation = self._saturate(limits, step, len(graph.nodes), bool(part))
+                marks.append(time.process_time())
                 view = read_view(graph, saturation, self.egraph, self.declared, self.rules)
+                marks.append(time.process_time())
+                spent = (after - before for before, after in pairwise(marks))
+                saturation.spent.update(zip(("load", "saturate", "read"), spent, strict=True))
             finally:
                 self._run("(run-schedule (run clear))")
             return view

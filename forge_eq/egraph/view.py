@@ -41,6 +41,7 @@ class Saturation:
     rounds: int = field(default=0, compare=False)  # of questions to Python; fewer when they were asked before
     matches: Mapping[str, int] = field(default_factory=dict, compare=False)
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # per rule, as egglog reports it
+    spent: dict[str, float] = field(default_factory=dict, compare=False)  # processor seconds: load, saturate, read
 
 
 @dataclass(frozen=True)
