@@ -192,7 +192,7 @@ def execute(given: Any, name: str) -> dict[str, Any]:
         "to_eager": {n: e.to_eager for n, e in errors.items()},
         "kl": {n: sum(e.kl_truth) / len(e.kl_truth) for n, e in errors.items() if e.kl_truth},
         "faults": faults(program.job["extract"], family(name, layers=layers)),
-        "remarks": [str(r) for r in program.remarks if r.kind != "passed"],
+        "remarks": [str(r) for r in program.remarks if r.kind not in ("passed", "analysis")],
         "peak": peak(),
     }
 
