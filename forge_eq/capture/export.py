@@ -235,7 +235,7 @@ def _told_dropout(program: ExportedProgram) -> ExportedProgram:
     """
 
     def idle(node: Node) -> bool:
-        return node.target in _DROPOUTS and (node.args[2] is False or node.args[1] == 0)
+        return node.target in _DROPOUTS and (node.args[2] is False or bool(node.args[1] == 0))
 
     if not any(map(idle, program.graph.nodes)):
         return program
