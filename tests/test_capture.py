@@ -653,3 +653,14 @@ def test_a_write_into_an_expanded_tensor_is_refused(write):
     e = refusal(Fn(lambda self, x: write(x) * 2), torch.tensor([1.0, -1.0, 2.0]))
     assert "share memory" in e.reason
     assert "clone" in e.remedy
+
+
+@pytest.mark.parametrize("how", ["export", "record"])
+@pytest.mark.parametrize("name", ["transpose", "swapaxes", "swapdims"])
+def test_exchanged_axes_have_one_form(name, how):
+    class Swaps(nn.Module):
+        def forward(self, x):
+            return getattr(x, name)(0, -1)
+
+    graph = capture(Swaps(), (torch.randn(2, 3, 4),), how=how)
+    assert [(n.op.name, n.attrs) for n in graph.nodes[1:]] == [("permute", ((2, 1, 0),))]

@@ -80,6 +80,8 @@ permute = op(
     aten={
         "aten.permute.default": _permute,
         "aten.transpose.int": _transpose,
+        "aten.swapaxes.default": _transpose,
+        "aten.swapdims.default": _transpose,
         "aten.t.default": _reverse,
         "aten.numpy_T.default": _reverse,
         "aten.mT.default": lambda imp, op, x: _transpose(imp, op, x, -2, -1),
