@@ -79,11 +79,12 @@ def test_a_fused_activation_is_another_kernel(act: str) -> None:
     assert "FullyConnected" not in [k for k, _ in left]
 
 
-def test_gate_and_up_have_four_forms() -> None:
+def test_gate_and_up_have_three_forms() -> None:
+    """A gate apart from its product would be a fourth, but costs SmolLM2 its fidelity: see decision 0009."""
     found = {form: tuple(gated(form)) for form in ("fused", "apart", "merged", "left")}
-    assert len(set(found.values())) == 4, found
+    assert len(set(found.values())) == 3, found
+    assert found["fused"] == found["apart"]
     assert sum(k == "FullyConnected" for k, _ in found["merged"]) == 1
-    assert len({kernel for k, kernel in found["apart"] if k == "FullyConnected"}) == 1
     assert len({kernel for k, kernel in found["fused"] if k == "FullyConnected"}) == 2
 
 

@@ -80,7 +80,7 @@ swiglu = op(
     torch=lambda gate, up: F.silu(gate) * up,
     traits=SMOOTH,
     cost=_per_element(13),
-    kernel=Kernel("vector", lambda g, gate, up: g.multiply(g.silu_apart(gate), up)),
+    kernel=Kernel("vector", lambda g, gate, up: g.multiply(g.swish(gate), up)),
 )
 geglu = op(
     "geglu(gate, up) -> y",
