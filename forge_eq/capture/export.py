@@ -16,7 +16,7 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -237,11 +237,19 @@ def _told_dropout(program: ExportedProgram) -> ExportedProgram:
     def idle(node: Node) -> bool:
         return node.target in _DROPOUTS and (node.args[2] is False or bool(node.args[1] == 0))
 
-    if not any(map(idle, program.graph.nodes)):
+    def tell(node: Any) -> None:
+        node.target, node.args, node.kwargs = torch.ops.aten.alias.default, (node.args[0],), {}  # which says so
+
+    return _edited(program, idle, tell)
+
+
+def _edited(program: ExportedProgram, due: Callable[[Node], bool], edit: Callable[[Node], None]) -> ExportedProgram:
+    """A copy of the program with the nodes that are due edited; the program itself when there is none."""
+    if not any(map(due, program.graph.nodes)):
         return program
     graph_module = copy.deepcopy(program.graph_module)
-    for node in [n for n in graph_module.graph.nodes if idle(n)]:
-        node.target, node.args, node.kwargs = torch.ops.aten.alias.default, (node.args[0],), {}  # which says so
+    for node in [n for n in graph_module.graph.nodes if due(n)]:
+        edit(node)
     graph_module.recompile()
     return program._update(graph_module, program.graph_signature)
 
@@ -261,14 +269,11 @@ def _whole_copies(program: ExportedProgram) -> ExportedProgram:
     def changes(node: Node) -> bool:
         return node.target is torch.ops.aten.copy_.default and _form(node.args[0]) != _form(node.args[1])
 
-    if not any(changes(node) for node in program.graph.nodes):
-        return program
-    graph_module = copy.deepcopy(program.graph_module)
-    calls = graph_module.graph.call_function
-    for node in [n for n in graph_module.graph.nodes if changes(n)]:
+    def write_out(node: Any) -> None:  # its arguments are typed as anything an argument may be
         goal, source, *rest = node.args
         value, given = goal.meta["val"], source.meta["val"]
-        with graph_module.graph.inserting_before(node):
+        calls = node.graph.call_function
+        with node.graph.inserting_before(node):
             if given.dtype != value.dtype:
                 given = given.to(value.dtype)
                 source = calls(torch.ops.aten._to_copy.default, (source,), {"dtype": value.dtype})
@@ -277,8 +282,8 @@ def _whole_copies(program: ExportedProgram) -> ExportedProgram:
                 source = calls(torch.ops.aten.expand_as.default, (source, goal))
                 source.meta = {**node.meta, "val": given.expand_as(value)}
         node.args = (goal, source, *rest)
-    graph_module.recompile()
-    return program._update(graph_module, program.graph_signature)
+
+    return _edited(program, changes, write_out)
 
 
 def _form(argument: Any) -> tuple[torch.dtype, tuple[Any, ...]] | None:
