@@ -6,7 +6,7 @@ are equal programs (``lower.blocks``); the compiler's simulated time decides, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from forge_eq.ir.graph import Graph
@@ -43,8 +43,9 @@ def search(
     compiler: Compiler,
     platform: str = "4000",
     on_form: Callable[[str], None] | None = None,
+    names: Collection[str] | None = None,
 ) -> Found:
-    """Compiles every form that differs from those before it.
+    """Compiles every form that differs from those before it; with ``names`` only those.
 
     Raises: as :func:`forge_eq.npu.check.check`.
     """
@@ -52,6 +53,8 @@ def search(
     times: dict[str, float] = {}
     seen: set[object] = set()
     for name, variant in forms(target):
+        if names is not None and name not in names:
+            continue
         plan = schedule(lower(graph, variant), variant)
         if plan.program.instrs in seen:
             continue
