@@ -28,13 +28,11 @@ class Found:
 
 
 def forms(target: Target) -> Iterator[tuple[str, Target]]:
-    """The target's own blocks first; then none, only split products apart, and inner parts of two and four."""
+    """The target's own blocks first; then none, only inner products in two parts, and all in four."""
     yield "target", target
-    never = 1 << 30
     yield "whole", replace(target, blocks=None)
-    yield "outer", replace(target, blocks=Blocks(never, never, 1, outer=True))
-    for parts in (2, 4):
-        yield f"inner {parts}", replace(target, blocks=Blocks(2048, 16, parts, outer=True))
+    yield "inner 2", replace(target, blocks=Blocks(2048, 16, 2, outer=False))
+    yield "inner 4", replace(target, blocks=Blocks(2048, 16, 4, outer=True))
 
 
 def search(
