@@ -18,7 +18,7 @@ from forge_eq.npu.check import Report, check, judge
 from forge_eq.npu.compiler import Compiled, Compiler, Provider, Refused, native, provider
 from forge_eq.npu.diagnose import diagnose
 from forge_eq.npu.kept import as_json, simulation_of
-from forge_eq.npu.picture import chrome_trace, timeline
+from forge_eq.npu.picture import chrome_trace, lane_name, ticks, timeline
 from forge_eq.npu.segments import instruction, npu_segments, segment_model
 from forge_eq.npu.trace import parse
 from forge_eq.options import Options
@@ -76,6 +76,23 @@ def test_pictures() -> None:
     assert drawn.count("<title>") == 3  # what has no length is not drawn
     events = json.loads(chrome_trace(s, "x"))["traceEvents"]
     assert sum(e["ph"] == "X" for e in events) == len(s.tasks)
+
+
+@pytest.mark.parametrize(
+    ("total", "last", "count"),
+    [(1216.9, 1200.0, 7), (21.2, 20.0, 5), (0.5, 0.5, 11), (99.0, 90.0, 10), (100.0, 100.0, 11)],
+)
+def test_the_axis_has_round_numbers(total: float, last: float, count: int) -> None:
+    found = ticks(total)
+    assert found[0] == 0.0
+    assert found[-1] == pytest.approx(last)
+    assert len(found) == count
+
+
+def test_lanes_are_named_once() -> None:
+    assert lane_name("DMA DMA 0 CMX 2") == "DMA 0 CMX"
+    assert lane_name("Cluster (1) DPU 8") == "Cluster 1 DPU"
+    assert lane_name("Cluster (1) Shave 10") == "Cluster 1 SHAVE 10"
 
 
 def test_answers_are_kept_and_read_back() -> None:

@@ -19,6 +19,7 @@ import torch
 import forge_eq
 from forge_eq.capture import capture
 from forge_eq.errors import ForgeError, InputError, LowerError, NpuError
+from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program
 from forge_eq.lower.select import lower, prefer
 from forge_eq.npu.check import check
@@ -182,7 +183,7 @@ def product_then(function: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
 
 PLACED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "six axes": (
-        product_then(lambda y: y.reshape(1, 2, 4, 2, 4, 64).permute(0, 1, 3, 2, 4, 5)),
+        product_then(lambda y: y.reshape(2, 2, 4, 2, 4, 32).permute(5, 4, 3, 2, 1, 0)),
         (torch.randn(64, 64),),
         "permute",
     ),
@@ -213,6 +214,23 @@ def test_and_what_is_left_for_the_npu_is_accepted(npu: Compiler, kind: str) -> N
     report = check(found, TARGET, npu)
     assert report.segments
     assert report.accepted, report.text()
+
+
+def windows(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Swin's partition into windows, between two products."""
+    y = (x @ w).reshape(1, 2, 4, 2, 4, 64).permute(0, 1, 3, 2, 4, 5)
+    return y.reshape(64, 64) @ w
+
+
+def test_axes_that_stay_neighbours_are_joined() -> None:
+    """openvino#37265: of six axes two are one, and one has size 1."""
+    found = program(windows, torch.randn(64, 64))
+    assert not on_host(found)
+    assert max(r.type.rank for r in found.vregs if isinstance(r.type, TensorType)) == 4
+
+
+def test_windows_are_accepted(npu: Compiler) -> None:
+    assert check(program(windows, torch.randn(64, 64)), TARGET, npu).accepted
 
 
 def test_grouped_attention_is_accepted(npu: Compiler) -> None:

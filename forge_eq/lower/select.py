@@ -17,6 +17,7 @@ from forge_eq.ir.expand import expand_graph
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.ir.sizes import is_symbolic
 from forge_eq.ir.types import NoneType, TensorType, TupleType, Type
+from forge_eq.lower.axes import with_fewer_axes
 from forge_eq.lower.blocks import in_blocks
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
 from forge_eq.lower.state import in_place, written_inputs
@@ -33,6 +34,8 @@ def lower(graph: Graph, target: str | Target) -> Program:
     """
     chosen = load(target)
     whole = expand(graph.live())
+    if most := min((d.max_rank for d in chosen.accelerators if d.max_rank), default=0):
+        whole = with_fewer_axes(whole, most)
     return _Selector(in_blocks(whole, chosen.blocks) if chosen.blocks else whole, chosen).run()
 
 
