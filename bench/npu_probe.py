@@ -4,9 +4,9 @@ Usage: python bench/npu_probe.py [--platform 4000] [--ops add,...] [--minutes 4.
 
 ``query_model`` says yes to programs that then fail to compile, so each op with a kernel is compiled on every sample
 that the target would place on the device: all of an op in one program, one by one when that is refused. An op with a
-refused sample belongs into ``refuses``. Element types, the largest number of axes and values without elements are tried
-likewise, as are a few operations that have no kernel here and so stay on the host anyway. ``--write`` enters the facts
-into the target file; the criteria say whether it has them already.
+refused sample belongs into ``refuses``, by itself or with the kind of operands that only the refused ones have. Element
+types and the largest number of axes are tried likewise, as are a few programs that fail in OpenVINO's own
+conversions. ``--write`` enters the facts into the target file; the criteria say whether it has them already.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from forge_eq import targets
 from forge_eq.ir.types import DTYPES, WEAK, TensorType
 from forge_eq.lower.select import prefer
 from forge_eq.npu import parts
-from forge_eq.npu.compiler import SIMULATED, Compiler, Refused
+from forge_eq.npu.compiler import Compiler, Refused
 from forge_eq.npu.diagnose import diagnose
 from forge_eq.ops import REGISTRY
 from forge_eq.ops.spec import Op
 from forge_eq.run.openvino_builder import element_type
 from forge_eq.run.openvino_npu import NpuBuilder
-from forge_eq.targets import Target
+from forge_eq.targets import Target, kinds
 from kernel_samples import NAMES, Sample, samples
+from npu import LEFT
 from sheet import Sheet, arguments, finish, one_of, tell, where
 from test_npu_failures import (
     branch,
@@ -48,6 +49,7 @@ from test_npu_failures import (
 )
 
 MOST = 8  # axes that are tried
+VERSION = f"Intel's NPU compiler of OpenVINO {parts.VERSION}"
 OFFERED = [op for op in REGISTRY.values() if op.kernel is not None]
 Facts = dict[str, Any]
 
@@ -59,13 +61,17 @@ def types_of(sample: Sample) -> list[TensorType]:
     ]
 
 
+def step(op: Op, sample: Sample) -> int:
+    return int({name: value for (name, _), value in zip(op.attrs, sample[1], strict=False)}.get("step", 1))
+
+
 def offered(op: Op, target: Target) -> list[Sample]:
     """The samples that the target would give to its device, whatever ``refuses`` says."""
     found = []
     for sample in samples(op):
         types = types_of(sample)
         made = op.infer(types, sample[1])
-        device, _, reason = prefer(op, target, types, list(getattr(made, "items", (made,))))
+        device, _, reason = prefer(op, target, types, list(getattr(made, "items", (made,))), sample[1])
         if device != target.host or "refuses" in reason:
             found.append(sample)
     return found
@@ -74,7 +80,8 @@ def offered(op: Op, target: Target) -> list[Sample]:
 def model(op: Op, cases: Sequence[Sample]) -> Any:
     """One program that computes the op on every sample."""
     g = NpuBuilder()
-    parameters, results = [], []
+    parameters: list[Any] = []
+    results: list[Any] = []
     for number, (operands, attrs) in enumerate(cases):
         with g.instruction(f"case{number}"):
             nodes: list[Any] = []
@@ -106,7 +113,15 @@ def probe(op: Op, target: Target, compiler: Compiler, platform: str) -> Facts:
         return {"tried": len(cases), "refused": []}
     found = [(case, refused(compiler, platform, model(op, [case]))) for case in cases]
     rows = [[str([str(t) for t in types_of(case)]), str(case[1]), reason] for case, reason in found if reason]
-    return {"tried": len(cases), "refused": rows}
+    return {"tried": len(cases), "refused": rows, "entry": entry(op, [(c, bool(reason)) for c, reason in found])}
+
+
+def entry(op: Op, found: Sequence[tuple[Sample, bool]]) -> str:
+    """What ``refuses`` has to say for these samples, each refused or not."""
+    bad = [kinds(types_of(case), step(op, case)) for case, refused in found if refused]
+    good = [kinds(types_of(case), step(op, case)) for case, refused in found if not refused]
+    common = set.intersection(*bad) - set().union(*good)
+    return f"{op.name}/{min(common)}" if good and common else op.name
 
 
 def dtypes(compiler: Compiler, platform: str) -> dict[str, str]:
@@ -142,15 +157,10 @@ def others(compiler: Compiler, platform: str) -> dict[str, str]:
 
 def write(path: Path, most: int, wanted: Sequence[str]) -> None:
     """Enters the facts into the NPU's part of a target file."""
-    text = path.read_text(encoding="utf-8")
-    text = re.sub(
-        r"^max_rank = \d+.*$", f"max_rank = {most}                # found by bench/npu_probe.py", text, flags=re.M
-    )
-    text = re.sub(r"^refuses = \[.*?\].*\n", "", text, flags=re.M | re.S)
+    text = re.sub(r"^refuses = .*\n", "", path.read_text(encoding="utf-8"), flags=re.M)
     listed = ", ".join(f'"{w}"' for w in wanted)
-    text = re.sub(
-        r"^(max_rank = .*\n)", rf"\1refuses = [{listed}]  # likewise\n" if wanted else r"\1", text, flags=re.M
-    )
+    found = f"refuses = [{listed}]  # found by bench/npu_probe.py\n"
+    text = re.sub(r"^max_rank = \d+(.*\n)", lambda line: f"max_rank = {most}{line[1]}{found}", text, flags=re.M)
     targets.parse(text, str(path))
     path.write_text(text, encoding="utf-8")
 
@@ -162,45 +172,44 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=4.5)
     parser.add_argument("--write", action="store_true", help="enter the facts into the target file")
     given = parser.parse_args(argv)
-    name, start = f"intel-npu-{given.platform}", time.monotonic()
-    target = targets.load(name)
-    npu = target.accelerators[0]
-    sheet = Sheet("What the NPU compiler takes", where(given.threads, compiler=SIMULATED))
-    found: dict[str, Facts] = {}
+    path = Path(targets.__file__).parent / f"intel-npu-{given.platform}.toml"
+    target, end = targets.load(path), time.monotonic() + 60 * given.minutes
+    facts: dict[str, Facts] = {}
     chosen = [op for op in OFFERED if given.ops is None or op.name in given.ops]
     with Compiler(answers=parts.folder() / "answers", limit=60.0) as compiler:
-        kinds, sizes = dtypes(compiler, given.platform), ranks(compiler, given.platform)
+        types, sizes = dtypes(compiler, given.platform), ranks(compiler, given.platform)
         rest = others(compiler, given.platform)
         for op in chosen:
-            if time.monotonic() - start > 60 * given.minutes:
-                tell(f"{len(chosen) - len(found)} ops are left: run it again")
-                return 3
-            found[op.name] = probe(op, target, compiler, given.platform)
-            if found[op.name]["refused"]:
-                tell(f"{op.name}: {len(found[op.name]['refused'])} of {found[op.name]['tried']} refused")
+            if time.monotonic() > end:
+                tell(f"{len(chosen) - len(facts)} ops are left: run it again")
+                return LEFT
+            facts[op.name] = probe(op, target, compiler, given.platform)
+    sheet = Sheet(f"What the compiler for NPU {given.platform} takes", where(given.threads, compiler=VERSION))
+    fill(sheet, types, sizes, rest, facts)
     most = max(r for r in sizes if not any(sizes[s] for s in range(1, r + 1)))
-    wanted = sorted(n for n, f in found.items() if f["refused"])
-    sheet.figures.update(dtypes=kinds, ranks=sizes, others=rest, ops=found)
-    sheet.table("element types", ("", "refused because"), [(k, v or "accepted") for k, v in kinds.items()])
-    sheet.table("axes", ("", "refused because"), [(k, v or "accepted") for k, v in sizes.items()])
-    rows = [(n, *r) for n, f in found.items() for r in f["refused"]]
-    sheet.table(
-        "ops, refused samples", ("op", "operands", "attributes", "refused because"), rows or [("none", "", "", "")]
-    )
-    sheet.table("other programs", ("", "refused because"), [(k, v or "accepted") for k, v in rest.items()])
-    counts = (len(found), sum(f["tried"] for f in found.values()), len(rows))
-    sheet.table("summary", ("ops", "samples", "refused"), [counts])
+    wanted = sorted(f["entry"] for f in facts.values() if f["refused"])
     if given.write:
-        write(Path(targets.__file__).parent / f"{name}.toml", most, wanted)
-        npu = targets.parse((Path(targets.__file__).parent / f"{name}.toml").read_text(encoding="utf-8")).accelerators[
-            0
-        ]
-    sheet.demand(
-        "dtypes that the target offers and the compiler refuses", float(sum(bool(kinds[d]) for d in npu.dtypes)), 0.0
-    )
-    sheet.demand("axes that the target offers beyond the compiler's", float(max(npu.max_rank - most, 0)), 0.0)
+        write(path, most, wanted)
+    npu = targets.load(path).accelerators[0]
+    sheet.demand("element types offered and refused", float(sum(bool(types[d]) for d in npu.dtypes)), 0.0)
+    sheet.demand("axes offered beyond the compiler's", float(max(npu.max_rank - most, 0)), 0.0)
     sheet.demand("refusals that the target file lacks", float(len(set(wanted) - set(npu.refuses))), 0.0)
     return finish(sheet, "npu_probe", given.out)
+
+
+def fill(
+    sheet: Sheet, types: dict[str, str], sizes: dict[int, str], rest: dict[str, str], facts: dict[str, Facts]
+) -> None:
+    sheet.figures.update(dtypes=types, ranks=sizes, others=rest, ops=facts)
+    sheet.table("element types", ("", "refused because"), [(k, v or "accepted") for k, v in types.items()])
+    sheet.table("axes of inputs", ("", "refused because"), [(k, v or "accepted") for k, v in sizes.items()])
+    sheet.table("other programs", ("", "refused because"), [(k, v or "accepted") for k, v in rest.items()])
+    rows = [(n, *r) for n, f in facts.items() for r in f["refused"]]
+    head = ("op", "operands", "attributes", "refused because")
+    sheet.table("ops, refused samples", head, rows or [("none", "", "", "")])
+    sheet.table(
+        "ops", ("ops", "samples", "refused"), [(len(facts), sum(f["tried"] for f in facts.values()), len(rows))]
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from forge_eq.errors import LowerError
 from forge_eq.ir.expand import expand_graph
@@ -49,9 +50,12 @@ def expand(graph: Graph) -> Graph:
     return expand_graph(graph, lambda node: node.op.kernel is None)
 
 
-def prefer(op: Op, target: Target, operands: Sequence[Type], results: Sequence[Type]) -> tuple[str, str, str]:
+def prefer(
+    op: Op, target: Target, operands: Sequence[Type], results: Sequence[Type], attrs: Sequence[Any] = ()
+) -> tuple[str, str, str]:
     """(device, unit, reason): the first accelerator that computes ``op`` on these types, else the host."""
     kernel = op.kernel
+    step = int({name: value for (name, _), value in zip(op.attrs, attrs, strict=False)}.get("step", 1))
     if kernel is None:
         return target.host, TORCH, "an effect" if op.effectful else "no kernel: torch runs it"
     reason = "the only device"
@@ -63,7 +67,7 @@ def prefer(op: Op, target: Target, operands: Sequence[Type], results: Sequence[T
         elif not device.computes(kernel.unit, operands, results):
             shown = ", ".join(sorted({_dtype(t) for t in (*operands, *results)} - {*device.dtypes, "lit"}))
             reason = f"{device.name} has no {kernel.unit} unit for {shown or 'it'}"
-        elif refusal := device.refusal(op.name, operands, results):
+        elif refusal := device.refusal(op.name, operands, results, step):
             reason = refusal
         else:
             return device.name, kernel.unit, "has the kernel"
@@ -124,7 +128,7 @@ class _Selector:
         srcs = tuple(self.parts[i][0] for i in node.inputs)
         types = [self.graph.nodes[i].type for i in node.inputs]
         results = (node.type.items or (NoneType(),)) if isinstance(node.type, TupleType) else (node.type,)
-        device, unit, _ = prefer(node.op, self.target, types, results)
+        device, unit, _ = prefer(node.op, self.target, types, results, node.attrs)
         alias = srcs[0] if node.op.traits.view and isinstance(srcs[0], int) else None
         dsts = tuple(self.define(t, device, alias) for t in results)
         self.instrs.append(Instr(node.op, dsts, srcs, node.attrs, device, unit, node.id, node.origin))
