@@ -7,7 +7,6 @@ miscompiles of the CPU plugin is left out: each such repair would be one more ke
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,21 +99,23 @@ class NpuBuilder(NodeBuilder):
     def attention_parts(
         self, q: Any, parts: Sequence[tuple[Any, Any, Any]], scale: float, kind: str, empty: str
     ) -> Any:
-        """Attention over keys in several places: scores are joined, weights taken apart; heads stacked as above."""
-        *outer, heads, queries, size = self.shape(q)
-        groups, width = self.shape(parts[0][1])[-3], self.shape(parts[0][1])[-1]
-        times, counts = heads // groups, [self.shape(k)[-2] for k, _, _ in parts]
-        q = self.reshaped(q, [*outer, groups, times * queries, size])
-        scores = []
-        for k, _, mask in parts:
-            found = self.matmul(q, k, False, True)
-            found = found if scale == 1.0 else self.multiply(found, scale)
-            scores.append(self.add(found, self.stacked(mask, found, times, queries)))
-        last = self.rank(scores[0]) - 1
-        weights = self.plain_softmax(self.concat(scores, last), last)
-        own = self.variadic_split(weights, self.i64(last), self.i64(counts)).outputs()
-        mixed = [self.matmul(w, v, False, False) for w, (_, v, _) in zip(own, parts, strict=True)]
-        return self.reshaped(functools.reduce(self.add, mixed), [*outer, heads, queries, width])
+        """Attention over keys in several places, which are copied into one.
+
+        With scores joined in their place, as on the CPU, the compiler takes the halves of the weights for an attention
+        of its own and fails ("DecomposeAttention").
+        """
+        keys, values = ([part[n] for part in parts] for n in (0, 1))
+        rows = max(self.rank(mask) for _, _, mask in parts)
+        masks = [self.reshaped(m, [1] * (rows - self.rank(m)) + self.shape(m)) for _, _, m in parts]
+        shapes = [self.shape(m) for m in masks]
+        wide = [max(sizes) for sizes in zip(*(shape[:-1] for shape in shapes), strict=True)]
+        masks = [
+            m if shape[:-1] == wide else self.broadcast(m, self.i64([*wide, shape[-1]]))
+            for m, shape in zip(masks, shapes, strict=True)
+        ]
+        joined = self.concat(masks, rows - 1)
+        k, v = (self.concat(x, self.rank(x[0]) - 2) for x in (keys, values))
+        return self.attention(q, k, v, scale, **({"bias": joined} if kind == "bias" else {"mask": joined}))
 
     def stacked(self, given: Any, scores: Any, times: int, queries: int) -> Any:
         """A mask or bias over [.., h, s, t] as what is added to scores [.., h / n, n s, t], ``n`` being ``times``."""
