@@ -190,6 +190,7 @@ def test_compile_writes_a_program_that_loads(user: Path) -> None:
     ("args", "error", "words"),
     [
         (["optimize", "nothing"], "InputError", "llama-tiny"),
+        (["npu", "check", "llama-tiny", "--platform", "9999"], "NpuError", "5020"),
         (["optimize", "gone.py:f"], "FileError", "no such file"),
         (["optimize", "gone.pt2"], "FileError", "torch.export.save"),
         (["optimize", "user.py"], "InputError", "FILE.py:ATTR"),

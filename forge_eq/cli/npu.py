@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -48,26 +49,34 @@ def check(
     platform: Annotated[str, typer.Option(help="3720, 4000, 5010 or 5020")] = "4000",
     most: Annotated[int, typer.Option(help="instructions to list for each segment", min=1)] = 12,
     out: Annotated[str, typer.Option(help="folder for a Chrome trace and a picture of each segment")] = "",
+    search: Annotated[bool, typer.Option("--search", help="compile other forms of the products too")] = False,
 ) -> None:
     """Compile every NPU segment of a model for a platform; say how long it would take, or what is refused."""
     from forge_eq import models
     from forge_eq.npu.check import check as run
-    from forge_eq.npu.compiler import running
+    from forge_eq.npu.compiler import running, target_of
+    from forge_eq.npu.search import search as fastest
     from forge_eq.options import Options
     from forge_eq.pipeline import Job
     from forge_eq.pipeline import run as stages
 
-    folder = Path(out) if out else None
+    target, folder = target_of(platform), Path(out) if out else None
     if folder is not None and not folder.is_dir():
         raise FileError("save", out, "is no folder", "make it first")
     with Stages() as on_stage, running() as compiler:
         on_stage("load")
         model = models.load(spec, tokens)
         source = (model.module, model.args, model.kwargs or None, None)
-        job = stages(Job(Options(target=f"intel-npu-{platform}"), source=source), "schedule", on_stage)
+        job = stages(Job(Options(target=target), source=source), "extract" if search else "schedule", on_stage)
         on_stage("check")
-        report = run(job["schedule"].program, job.target, compiler, platform)
+        if search:
+            found = fastest(job["extract"], job.target, compiler, platform)
+            report, tried = found.report, found.times
+        else:
+            report, tried = run(job["schedule"].program, job.target, compiler, platform), {}
     say(report.text(most))
+    for form, us in sorted(tried.items(), key=lambda item: item[1]):
+        say(f"form {form!r}: {'refused' if math.isinf(us) else f'{us / 1e3:.3f} ms'}")
     if folder is not None:
         _draw(report, folder)
     if not report.accepted:

@@ -27,6 +27,7 @@ from forge_eq.npu.setup import environment, faults
 from forge_eq.npu.trace import Simulation, parse
 
 PLATFORMS = {"3720": "Meteor Lake", "4000": "Lunar Lake", "5010": "Panther Lake", "5020": "Wildcat Lake"}
+TARGETS = {p: f"intel-npu-{'5010' if p == '5020' else p}" for p in PLATFORMS}  # the target file of each platform
 TRACE = "compileTimeScheduleTrace.json"
 SIMULATED = f"simulated by Intel's NPU compiler (OpenVINO {parts.VERSION})"
 _LIBRARY = {"linux": "libopenvino_intel_npu_compiler_loader.so", "win32": "openvino_intel_npu_compiler_loader.dll"}
@@ -72,6 +73,13 @@ class Provider:
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     drive: str = ""
+
+
+def target_of(platform: str) -> str:
+    """The name of the target file for a platform. Raises NpuError when there is no such platform."""
+    if platform not in TARGETS:
+        raise NpuError("npu", platform, "is not a platform", f"use one of {', '.join(PLATFORMS)}")
+    return TARGETS[platform]
 
 
 def provider() -> Provider:
@@ -158,8 +166,7 @@ class Compiler:
 
         Raises NpuError for an unknown platform, or when the server cannot be started.
         """
-        if platform not in PLATFORMS:
-            raise NpuError("npu", platform, "is not a platform", f"use one of {', '.join(PLATFORMS)}")
+        target_of(platform)
         asked = " ".join([*(["enable-schedule-trace=true"] if trace else []), *modes.split()])
         properties = {"LOG_LEVEL": "LOG_WARNING", **settings}
         if self.device.startswith("NPU"):
