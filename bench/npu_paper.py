@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from forge_eq.families import FAMILIES, PAPER, build
 from forge_eq.npu import parts
 from forge_eq.npu.compiler import SIMULATED, Compiler
-from npu import LEFT, VOCABULARY, Case, _depth
+from npu import LEFT, VOCABULARY, Case, InTime, _depth
 from sheet import PAPER as THEIRS
 from sheet import Sheet, arguments, finish, one_of, paper, tell, where
 
@@ -39,19 +38,19 @@ def main(argv: list[str]) -> int:
 
     torch.set_num_threads(given.threads)
     found = read(given.store)
-    start, left = time.monotonic(), 0
-    with Compiler(answers=parts.folder() / "answers") as compiler:
-        for family in given.families:
-            case = Case(family, _depth(family), TOKENS, given.platform)
-            if case.name in found:
-                continue
-            if time.monotonic() - start > 60 * given.minutes:
-                left += 1
+    compiler = InTime(given.minutes)
+    with compiler:
+        for case in cases(given):
+            if case.name in found or compiler.late:
                 continue
             tell(case.name)
-            found[case.name] = measure(case, compiler)
+            try:
+                found[case.name] = measure(case, compiler)
+            except TimeoutError:
+                break
             with given.store.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"case": case.name, "family": family, "found": found[case.name]}) + "\n")
+                file.write(json.dumps({"case": case.name, "family": case.family, "found": found[case.name]}) + "\n")
+    left = sum(c.name not in found for c in cases(given))
     sheet = Sheet("NPU, the paper's tables", where(given.threads, precision="float16 on the NPU", times=SIMULATED))
     fill(sheet, {c.family: found[c.name] for c in cases(given) if c.name in found})
     status = finish(sheet, "npu_paper", given.out)
