@@ -6,7 +6,7 @@ All get the same exported model, a few layers at 128 tokens. NPUW (``NPU_USE_NPU
 for which it needs no compiler: its plan says which nodes form a group, and each group is compiled and simulated by
 Intel's NPU compiler. HETERO runs in the compiler's process and asks it which nodes it supports. A transfer is a
 value that passes from one part to another, inputs and outputs of the whole left out; they are counted, not timed. The
-last program has values of six axes, which the compiler refuses as inputs or outputs: what each makes of it.
+last two programs have what the compiler refuses, six axes in inputs and outputs and bfloat16: what each makes of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sheet import Sheet, arguments, finish, one_of, tell, where
 TOKENS, PLATFORM = 128, "4000"
 NPUW = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU"}
 HETERO = {"DEVICE_PROPERTIES": f"{{NPU:{{NPU_PLATFORM:{PLATFORM},NPU_COMPILER_TYPE:PLUGIN}}}}"}
-WINDOWS = "windows by six axes"
+WINDOWS, BRAIN = "windows by six axes", "rounded to bfloat16"
 
 
 class Windows(torch.nn.Module):
@@ -48,10 +48,24 @@ class Windows(torch.nn.Module):
         return found
 
 
+class Rounded(torch.nn.Module):
+    """Two products with a sum in bfloat16 between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).bfloat16()
+        found: torch.Tensor = self.last((y + y).float())
+        return found
+
+
 def model_of(name: str) -> Model:
-    if name == WINDOWS:
+    if name in (WINDOWS, BRAIN):
         torch.manual_seed(0)
-        return Model(name, Windows().eval(), (torch.randn(1, 256, 256),))
+        module = Windows() if name == WINDOWS else Rounded()
+        return Model(name, module.eval(), (torch.randn(1, 256, 256),))
     return build(name, TOKENS, layers=_depth(name), vocabulary=VOCABULARY)
 
 
@@ -157,7 +171,7 @@ def measure(name: str, compiler: Compiler) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     parser = arguments(__doc__, "npu_partition")
-    parser.add_argument("--families", default=["gpt2-124m", WINDOWS], type=one_of([*PAPER, WINDOWS]))
+    parser.add_argument("--families", default=["gpt2-124m", WINDOWS, BRAIN], type=one_of([*PAPER, WINDOWS, BRAIN]))
     parser.add_argument("--minutes", type=float, default=4.5)
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
