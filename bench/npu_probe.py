@@ -113,6 +113,8 @@ def probe(op: Op, target: Target, compiler: Compiler, platform: str) -> Facts:
         return {"tried": len(cases), "refused": []}
     found = [(case, refused(compiler, platform, model(op, [case]))) for case in cases]
     rows = [[str([str(t) for t in types_of(case)]), str(case[1]), reason] for case, reason in found if reason]
+    if not rows:
+        return {"tried": len(cases), "refused": [], "together": True}
     return {"tried": len(cases), "refused": rows, "entry": entry(op, [(c, bool(reason)) for c, reason in found])}
 
 

@@ -311,3 +311,27 @@ def test_the_npus_step_over_a_cache_computes_the_same() -> None:
     made, target = program(module, *inputs)
     assert any(i.op is not None and i.op.name.startswith("attention_parts") for i in made.instrs if i.device == "npu")
     as_the_npu_gets_it(made, target, inputs)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_3720_rotates_the_same(heads: int) -> None:
+    """Two heads before the permutation, more behind it."""
+    import openvino as ov
+
+    from forge_eq.run.openvino_npu import Npu3720Builder, builder_of
+
+    shapes = [(1, 5, heads, 8), (1, 1, 5, 8), (5, 8)]
+    given = [torch.randn(s, generator=torch.Generator().manual_seed(n)).numpy() for n, s in enumerate(shapes)]
+    found, order = [], []
+    for platform in ("3720", "4000"):
+        g = builder_of(platform)()
+        inputs = [g.opset.parameter(list(x.shape), ov.Type.f32) for x in given]
+        with g.instruction("a"):
+            made = g.rope(g.transpose(inputs[0], g.i64([0, 2, 1, 3])), *inputs[1:])
+        model = ov.Model([g.opset.result(made)], inputs, "m")
+        kinds = [n.get_type_name() for n in model.get_ordered_ops()]
+        order.append(kinds.index("Transpose") > kinds.index("Multiply"))
+        found.append(ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(given)[0])
+    assert (found[0] == found[1]).all()
+    assert order == [heads == 2, False]
+    assert builder_of("3720") is Npu3720Builder

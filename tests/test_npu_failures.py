@@ -250,6 +250,19 @@ def test_windows_are_accepted(npu: Compiler) -> None:
     assert check(program(windows, torch.randn(64, 64)), TARGET, npu).accepted
 
 
+@pytest.mark.parametrize("platform", ["3720", "4000"])
+def test_two_rotated_heads_are_accepted(npu: Compiler, platform: str) -> None:
+    """Qwen2-0.5B's keys: OpenVINO's conversion of the model is refused for 3720."""
+
+    def rotated(w: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        heads = (x @ torch.cat([w, w], 1)).view(1, 128, 2, 64).transpose(1, 2)
+        half = torch.cat([-heads[..., 32:], heads[..., :32]], -1)
+        return heads * cos + half * sin
+
+    found = program(rotated, torch.randn(1, 128, 64), torch.randn(1, 1, 128, 64), torch.randn(1, 1, 128, 64))
+    assert check(found, TARGET, npu, platform).accepted
+
+
 def test_grouped_attention_is_accepted(npu: Compiler) -> None:
     shapes = [(1, 14, 128, 64), (1, 2, 128, 64), (1, 2, 128, 64)]
 

@@ -17,7 +17,7 @@ from forge_eq.npu.diagnose import Diagnosis, diagnose
 from forge_eq.npu.segments import instruction, npu_segments, segment_model
 from forge_eq.npu.trace import NONE, Layer
 from forge_eq.run.openvino_builder import NodeBuilder
-from forge_eq.run.openvino_npu import NpuBuilder
+from forge_eq.run.openvino_npu import builder_of
 from forge_eq.targets import Target
 
 
@@ -85,9 +85,9 @@ def check(
     compiler: Compiler,
     platform: str = "4000",
     on_segment: Callable[[int], None] | None = None,
-    builder: Callable[[], NodeBuilder] = NpuBuilder,
+    builder: Callable[[], NodeBuilder] | None = None,
 ) -> Report:
-    """Compiles every NPU segment, its kernels written on ``builder()``.
+    """Compiles every NPU segment, its kernels written on ``builder()``, the platform's own if none is given.
 
     Raises:
         NpuError: the compiler cannot be started.
@@ -97,7 +97,7 @@ def check(
     for number, segment in enumerate(npu_segments(program, target)):
         if on_segment is not None:
             on_segment(number)
-        built = segment_model(program, segment, builder)
+        built = segment_model(program, segment, builder or builder_of(platform))
         if built is not None:
             found.append(judge(program, segment, compiler.compile(built.model, platform)))
     host = tuple(i for i in program.instrs if i.device == target.host and not i.is_copy)

@@ -336,7 +336,7 @@ rope = op(
     torch=lambda x, cos, sin: x * cos + _rotate(x) * sin,
     traits=INEXACT,
     cost=_per_element(4),
-    kernel=Kernel("vector", lambda g, x, cos, sin: g.add(g.multiply(x, cos), g.multiply(g.rotate_half(x), sin))),
+    kernel=Kernel("vector", lambda g, x, cos, sin: g.rope(x, cos, sin)),
 )
 
 

@@ -330,6 +330,9 @@ class NodeBuilder:
         low, high = self.variadic_split(x, self.i64(-1), self.i64([size, size])).outputs()
         return self.concat([self.negative(high), low], -1)
 
+    def rope(self, x: Any, cos: Any, sin: Any) -> Any:
+        return self.add(self.multiply(x, cos), self.multiply(self.rotate_half(x), sin))
+
     def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
         return x if self.shape(x) == list(shape) else self.reshape(x, self.i64(shape), False)
 
