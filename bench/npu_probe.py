@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ from forge_eq.lower.select import prefer
 from forge_eq.npu import parts
 from forge_eq.npu.compiler import Compiler, Refused
 from forge_eq.npu.diagnose import diagnose
-from forge_eq.ops import REGISTRY
+from forge_eq.ops import REGISTRY, convolution, linalg, movement
 from forge_eq.ops.spec import Op
 from forge_eq.run.openvino_builder import element_type
 from forge_eq.run.openvino_npu import NpuBuilder
 from forge_eq.targets import Target, kinds
-from kernel_samples import NAMES, Sample, samples
+from kernel_samples import NAMES, Sample, rand, samples
 from npu import LEFT
 from sheet import Sheet, arguments, finish, one_of, tell, where
 from test_npu_failures import (
@@ -51,6 +52,14 @@ from test_npu_failures import (
 MOST = 8  # axes that are tried
 VERSION = f"Intel's NPU compiler of OpenVINO {parts.VERSION}"
 OFFERED = [op for op in REGISTRY.values() if op.kernel is not None]
+CUBE = rand(1, 2, 3, 4, 3)
+PADDED = ((1, 2, 1), (0, 1, 0), (0, 1, 1), (1, 1, 1), 1)
+MORE: dict[Op, list[Sample]] = {  # that tell the refused samples from their like
+    convolution.conv: [([CUBE, rand(2, 2, 2, 2, 2)], PADDED)],
+    convolution.conv_bias: [([CUBE, rand(2, 2, 2, 2, 2), rand(2)], PADDED)],
+    movement.slice_: [([rand(1, 2, 3, 4)], (2, 0, 3, 2)), ([rand(1, 8, 64)], (1, 0, 8, 2))],
+    linalg.matmul: [([rand(1, 2, 3, 8), rand(1, 2, 8, 8)], ()), ([rand(2, 2, 3, 8), rand(2, 1, 8, 8)], ())],
+}
 Facts = dict[str, Any]
 
 
@@ -61,14 +70,14 @@ def types_of(sample: Sample) -> list[TensorType]:
     ]
 
 
-def step(op: Op, sample: Sample) -> int:
-    return int({name: value for (name, _), value in zip(op.attrs, sample[1], strict=False)}.get("step", 1))
+def kinds_of(op: Op, sample: Sample) -> set[str]:
+    return kinds(types_of(sample), {name: value for (name, _), value in zip(op.attrs, sample[1], strict=False)})
 
 
 def offered(op: Op, target: Target) -> list[Sample]:
     """The samples that the target would give to its device, whatever ``refuses`` says."""
     found = []
-    for sample in samples(op):
+    for sample in [*samples(op), *MORE.get(op, [])]:
         types = types_of(sample)
         made = op.infer(types, sample[1])
         device, _, reason = prefer(op, target, types, list(getattr(made, "items", (made,))), sample[1])
@@ -120,10 +129,14 @@ def probe(op: Op, target: Target, compiler: Compiler, platform: str) -> Facts:
 
 def entry(op: Op, found: Sequence[tuple[Sample, bool]]) -> str:
     """What ``refuses`` has to say for these samples, each refused or not."""
-    bad = [kinds(types_of(case), step(op, case)) for case, refused in found if refused]
-    good = [kinds(types_of(case), step(op, case)) for case, refused in found if not refused]
-    common = set.intersection(*bad) - set().union(*good)
-    return f"{op.name}/{min(common)}" if good and common else op.name
+    bad, good = ([kinds_of(op, case) for case, refused in found if refused == wanted] for wanted in (True, False))
+    common = set.intersection(*bad)
+    sized = {word for word in common if word.startswith("rank") or word in DTYPES}
+    choices = [c for n in range(1, len(common) + 1) for c in combinations(sorted(common), n)]
+    for words in sorted(choices, key=sized.issuperset):  # what is more than a size or type first
+        if good and not any(g.issuperset(words) for g in good):
+            return "/".join([op.name, *words])
+    return op.name
 
 
 def dtypes(compiler: Compiler, platform: str) -> dict[str, str]:

@@ -26,17 +26,33 @@ def test_shipped_targets_load() -> None:
 
 def test_what_a_compiler_refuses() -> None:
     npu = replace(
-        targets.load("intel-npu-4000").accelerators[0], refuses=("exp", "add/rank3", "mul/f16", "slice/strided")
+        targets.load("intel-npu-4000").accelerators[0],
+        refuses=("exp", "add/rank3", "mul/f16", "slice/ragged", "conv/rank4/grouped"),
     )
     a, b = TensorType("f32", (2, 1, 4, 4)), TensorType("f32", (2, 3, 4, 4))
     small, half = TensorType("f32", (4, 4, 4)), TensorType("f16", (4, 4))
     assert npu.refusal("exp", [a], [a]) == "the compiler of npu refuses exp"
     assert npu.refusal("add", [small, half], [small]) == "the compiler of npu refuses add/rank3"
     assert npu.refusal("mul", [a, half], [a]).endswith("mul/f16")
-    assert npu.refusal("slice", [a], [a], step=2).endswith("slice/strided")
-    assert not any([npu.refusal("add", [a, a], [a]), npu.refusal("mul", [a, a], [a]), npu.refusal("slice", [a], [a])])
+    assert npu.refusal("slice", [a], [a], {"start": 0, "stop": 3, "step": 2}).endswith("slice/ragged")
+    grouped = {"groups": 2, "begin": (0,), "end": (0,)}
+    assert npu.refusal("conv", [a, b], [a], grouped).endswith("conv/rank4/grouped")
+    assert not npu.refusal("conv", [small], [a], grouped)
+    assert targets.kinds([a], {"begin": (0,), "end": (1,)}) == {"f32", "rank4", "uneven"}
+    assert targets.kinds([a], {"dilation": (1, 2)}) == {"f32", "rank4", "dilated"}
+    assert not any(
+        [
+            npu.refusal("add", [a, a], [a]),
+            npu.refusal("mul", [a, a], [a]),
+            npu.refusal("slice", [a], [a], {"start": 0, "stop": 4, "step": 2}),
+        ]
+    )
     assert targets.kinds([a, b]) == {"f32", "rank4", "broadcast"}
-    assert targets.kinds([a, TensorType("f32", (2, 1, 4, 9))], step=2) == {"f32", "rank4", "strided"}
+    assert targets.kinds([a, TensorType("f32", (2, 1, 4, 9))], {"start": 0, "stop": 3, "step": 2}) == {
+        "f32",
+        "rank4",
+        "ragged",
+    }
 
 
 def test_a_path_loads_like_a_name(tmp_path: Path) -> None:

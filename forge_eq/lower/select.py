@@ -55,7 +55,7 @@ def prefer(
 ) -> tuple[str, str, str]:
     """(device, unit, reason): the first accelerator that computes ``op`` on these types, else the host."""
     kernel = op.kernel
-    step = int({name: value for (name, _), value in zip(op.attrs, attrs, strict=False)}.get("step", 1))
+    named = {name: value for (name, _), value in zip(op.attrs, attrs, strict=False)}
     if kernel is None:
         return target.host, TORCH, "an effect" if op.effectful else "no kernel: torch runs it"
     reason = "the only device"
@@ -67,7 +67,7 @@ def prefer(
         elif not device.computes(kernel.unit, operands, results):
             shown = ", ".join(sorted({_dtype(t) for t in (*operands, *results)} - {*device.dtypes, "lit"}))
             reason = f"{device.name} has no {kernel.unit} unit for {shown or 'it'}"
-        elif refusal := device.refusal(op.name, operands, results, step):
+        elif refusal := device.refusal(op.name, operands, results, named):
             reason = refusal
         else:
             return device.name, kernel.unit, "has the kernel"

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from forge_eq.errors import OptionsError
@@ -25,6 +26,7 @@ from forge_eq.targets.kernels import Kernels, from_table
 UNITS = ("matmul", "attention", "vector", "norm", "move", "gather")  # units of a kernel, see ops.spec.Kernel
 _KINDS = ("openvino", "torch")
 _HERE = Path(__file__).parent
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Device:
     ``units`` are the kernel units it has. ``dtypes`` are the element types it computes; ``operand_dtypes`` those that
     it only accepts as an operand (a boolean mask). ``gathers`` tells whether data-dependent reads are at home here.
     ``memory_mib`` limits its arena and ``max_rank`` the axes of a value (0: no limit). ``kind`` is the executor,
-    ``openvino`` or ``torch``. ``refuses`` are ops that its compiler does not take: ``op``, or ``op/KIND`` on
-    operands of a kind, which is an element type, ``rank4`` or the like, ``broadcast`` or ``strided`` (:func:`kinds`).
+    ``openvino`` or ``torch``. ``refuses`` are ops that its compiler does not take: ``op``, or ``op/KIND/...``
+    for calls of which all these kinds hold (:func:`kinds`).
     """
 
     name: str
@@ -48,11 +50,18 @@ class Device:
     max_rank: int = 0
     refuses: tuple[str, ...] = ()
 
-    def refusal(self, op: str, operands: Iterable[Type], results: Iterable[Type], step: int = 1) -> str:
+    def refusal(
+        self,
+        op: str,
+        operands: Iterable[Type],
+        results: Iterable[Type],
+        attrs: Mapping[str, Any] = NONE,
+    ) -> str:
         """Why the device's compiler does not take this op on these types, though it has the unit; else empty."""
         operands = tuple(operands)
-        for entry in (op, *(f"{op}/{kind}" for kind in sorted(kinds(operands, step)))) if self.refuses else ():
-            if entry in self.refuses:
+        for entry in self.refuses:
+            name, *words = entry.split("/")
+            if name == op and kinds(operands, attrs).issuperset(words):
                 return f"the compiler of {self.name} refuses {entry}"
         tensors = [t for t in _flat([*operands, *results]) if isinstance(t, TensorType)]
         if self.max_rank and any(t.elements == 0 for t in tensors):
@@ -142,13 +151,20 @@ class Target:
         return self.launch_us + max(flops / (self.peak_gflops * 1e3), nbytes / (self.bandwidth_gbps * 1e3))
 
 
-def kinds(operands: Iterable[Type], step: int = 1) -> set[str]:
-    """What can be said of an op's operands in ``refuses``: element types, the largest number of axes, ``broadcast``
-    where their axes before the last two differ, ``strided`` where not every element is taken (``step``)."""
+def kinds(operands: Iterable[Type], attrs: Mapping[str, Any] = NONE) -> set[str]:
+    """What ``refuses`` can say of a call: element types; ``rank4`` and the like, the most axes; ``broadcast``, axes
+    before the last two differ; ``ragged``, a slice whose step leaves a rest; ``grouped``, a convolution by groups;
+    ``dilated``, a window with gaps; ``uneven``, more padding at one end."""
     tensors = [t for t in _flat(operands) if isinstance(t, TensorType) and t.dtype != WEAK]
     found = {t.dtype for t in tensors} | {f"rank{max((t.rank for t in tensors), default=0)}"}
     found |= {"broadcast"} if len({t.shape[:-2] for t in tensors}) > 1 else set()
-    return found | ({"strided"} if step != 1 else set())
+    told = {
+        "ragged": "step" in attrs and (attrs["stop"] - attrs["start"]) % attrs["step"] != 0,
+        "grouped": attrs.get("groups", 1) != 1,
+        "dilated": any(size != 1 for size in attrs.get("dilation", ())),
+        "uneven": attrs.get("begin") != attrs.get("end"),
+    }
+    return found | {word for word, holds in told.items() if holds}
 
 
 def _flat(types: Iterable[Type]) -> list[TensorType | ScalarType | NoneType]:
