@@ -16,9 +16,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from forge_eq.families import FAMILIES, build, layers_of
+from forge_eq.paper.graphs import ALPHAS, again, fused
 from sheet import PAPER, Sheet, arguments, finish, one_of, paper, progress, where
 
-ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 OF_PAPER = {"gpt2": "GPT-2 (125M)", **{name: f.paper for name, f in FAMILIES.items() if f.paper}}
 TUNE_OVERHEAD = 0.3  # seconds that 50 trials may take over their extractions
 
@@ -86,16 +86,6 @@ def main(argv: list[str]) -> int:
     return finish(sheet, "extraction", given.out)
 
 
-def again(job: Any, **changes: Any) -> Any:
-    """The same saturated e-graph extracted under other options."""
-    from dataclasses import replace
-
-    from forge_eq.pipeline import Job, run
-
-    kept = {k: job.forms[k] for k in ("capture", "saturate")}
-    return run(Job(replace(job.options, **changes), forms=kept), "extract")
-
-
 def compare(sheet: Sheet, jobs: dict[str, Any], rules: str) -> None:
     """Every extractor on every model, at the default alpha; the default stack has to prove 1 %."""
     from forge_eq.extract import EXTRACTORS
@@ -113,12 +103,6 @@ def compare(sheet: Sheet, jobs: dict[str, Any], rules: str) -> None:
                 sheet.demand(f"gap of {name}, %", 100 * a.gap, 1.0)
     head = ("model", "classes", "e-nodes", "extractor", "cost us", "bound us", "gap %", "ms", "rule set")
     sheet.table("extractors", head, rows, "cost: predicted, not measured; ms: extraction and rebuilding the graph")
-
-
-def fused(job: Any) -> int:
-    """Calls of the chosen program that span two or more captured calls, by the cost model's own rule."""
-    captured = {n.op for n in job["capture"].nodes}
-    return sum(n.op.fused and bool(n.origin.rule) and n.op not in captured for n in job["chosen"].graph.nodes)
 
 
 def calls(graph: Any) -> int:

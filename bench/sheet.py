@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from forge_eq.paper import data
+from forge_eq.paper.data import PAPER
 from forge_eq.report.sheet import Criterion, Sheet, Table, finish, progress, show, shown, tell, where
 
 __all__ = [
@@ -31,8 +32,7 @@ __all__ = [
 os.environ["FORGE_EQ_CACHE"] = "0"  # a program that is found on disk is no measurement of a search
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = Path(os.environ.get("FORGE_EQ_SHARED") or ROOT.parent / "shared")
-PAPER = "the paper's own figure, other hardware, not reproduced here"
+SHARED = data.folder()
 
 
 def one_of(known: Iterable[str]) -> Callable[[str], list[str]]:
@@ -59,5 +59,4 @@ def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
 
 def paper() -> dict[str, Any]:
     """The tables of the Forge-UGC paper, or nothing when the data is not there."""
-    path = SHARED / "data/paper_tables.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return data.tables() if data.path().is_file() else {}
