@@ -77,7 +77,7 @@ def _summary(made: Sheet, found: Found) -> None:
                 peer.backend,
                 peer.latency,
                 noise or "-",
-                _verdict(peer.latency, noise),
+                verdict(peer.latency, noise),
                 ours.tail,
                 min(tails),
                 memory,
@@ -100,7 +100,8 @@ def _summary(made: Sheet, found: Found) -> None:
             made.demand(name, limit / geomean([i.middle for i in by_case[case]]), 1.0)
 
 
-def _verdict(ratio: Interval, noise: Interval | None) -> str:
+def verdict(ratio: Interval, noise: Interval | None) -> str:
+    """What a ratio says, given how far our own second process was from the first."""
     low = 1.0 / noise.high if noise is not None and noise.high > 1 else 1.0
     low = min(low, noise.low) if noise is not None else low
     if ratio.low > 1:
