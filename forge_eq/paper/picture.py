@@ -10,7 +10,7 @@ from forge_eq.paper.plan import paper_row
 from forge_eq.paper.tables.frame import NONE, Context, change
 from forge_eq.paper.tables.timed import row
 from forge_eq.peers.backends import STRONG
-from forge_eq.peers.picture import COLOURS, LAYOUT
+from forge_eq.peers.picture import COLOURS, LAYOUT, ONE
 
 
 def figures(context: Context) -> list[Any]:
@@ -53,13 +53,18 @@ def _speed(context: Context, kind: str) -> Any:
             name=f"{backend}, paper",
             x=[s for s, v in paper if v],
             y=[v for _, v in paper if v],
-            marker={"color": colour, "opacity": 0.35},
+            marker=_hatched(colour),
         )
     if not any_point:
         return None
-    figure.add_hline(y=1, line_dash="dot", line_color="#555")
+    figure.add_hline(y=1, **ONE)
     figure.update_layout(**LAYOUT, title=titles[kind], barmode="group", height=420)
     return figure
+
+
+def _hatched(colour: str) -> dict[str, Any]:
+    """How the paper's bars look, beside ours of the same colour."""
+    return {"pattern": {"shape": "/", "fgcolor": colour, "bgcolor": "#fff"}, "line": {"color": colour, "width": 1}}
 
 
 def _ratio(context: Context, spec: str, kind: str, column: str) -> float | None:
@@ -95,7 +100,7 @@ def _reductions(context: Context) -> Any:
             name=f"{name}, paper",
             x=[s for s, v in paper if v != NONE],
             y=[abs(v) for _, v in paper if v != NONE],
-            marker={"color": colour, "opacity": 0.35},
+            marker=_hatched(colour),
         )
     figure.update_layout(**LAYOUT, title="Per cent fewer calls, buffers, transitions", barmode="group", height=420)
     figure.update_yaxes(ticksuffix=" %")

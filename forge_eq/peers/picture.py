@@ -16,12 +16,16 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 LAYOUT: dict[str, Any] = {
     "template": "simple_white",
     "font": {"family": "system-ui,sans-serif", "size": 13},
-    "margin": {"l": 10, "r": 10, "t": 60, "b": 10},
+    "margin": {"l": 10, "r": 10, "t": 80, "b": 10},
     "colorway": COLOURS,
-    "legend": {"orientation": "h", "yanchor": "top", "y": -0.12, "x": 0, "title": None},
+    "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
     "title_x": 0.0,
-    "title_xref": "container",
+    "title_xref": "paper",
+    "title_yref": "container",
+    "title_y": 0.97,
+    "title_yanchor": "top",
 }
+ONE: dict[str, Any] = {"line_dash": "dot", "line_color": "#555", "line_width": 1.5, "opacity": 1}  # the line at 1
 
 
 def write(path: Path, sheet: Sheet, found: Mapping[Cell, Sequence[Row]]) -> None:
@@ -54,9 +58,9 @@ def _latency(found: Mapping[Cell, Sequence[Row]]) -> Any:
             mode="markers",
             marker={"size": 9},
         )
-    figure.add_vline(x=1, line_dash="dot", line_color="#555")
+    figure.add_vline(x=1, **ONE)
     figure.update_layout(**LAYOUT, title="A call: their time over ours; right of the line we are faster")
-    figure.update_layout(height=170 + 24 * len(cells) * max(2, len(names)), xaxis_type="log")
+    figure.update_layout(height=150 + 24 * len(cells) * max(2, len(names)), xaxis_type="log")
     figure.update_xaxes(showgrid=True, gridcolor="#eee", tickformat=".3~g")
     figure.update_yaxes(
         tickvals=list(range(len(cells))), ticktext=[c.name for c in cells], autorange="reversed", automargin=True
@@ -80,7 +84,7 @@ def _set_up(cell: Cell, rows: Sequence[Row]) -> Any:
                 marker_color=colour,
             )
     figure.update_layout(**LAYOUT, title=f"{cell.name}: seconds from the module to the first output", barmode="stack")
-    figure.update_layout(height=170 + 30 * len(ran), legend_traceorder="normal")
+    figure.update_layout(height=150 + 30 * len(ran), legend_traceorder="normal")
     figure.update_xaxes(showgrid=True, gridcolor="#eee", ticksuffix=" s")
     figure.update_yaxes(autorange="reversed", automargin=True)
     return figure

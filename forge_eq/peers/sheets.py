@@ -56,7 +56,14 @@ def _set_up(made: Sheet, cell: Cell, rows: Sequence[Row]) -> None:
         for r in rows
         if not r.failed
     ]
-    head = ("backend", *PHASES, "after capture", "theirs / ours", "module to first output", "theirs / ours ")
+    head = (
+        "backend",
+        *PHASES,
+        "after capture",
+        "after capture, theirs / ours",
+        "to first output",
+        "to first output, theirs / ours",
+    )
     made.table(f"{cell.name}: set-up, seconds", head, body, "Wall time; import and load are in no sum.")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from forge_eq.report.sheet import Sheet, Table, shown
 
 STYLE = """
-body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1180px;padding:0 1rem;color:#1f2328}
+body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1280px;padding:0 1rem;color:#1f2328}
 h1{font-size:1.6rem;margin:0 0 .6rem}h2{font-size:1.05rem;margin:2rem 0 .4rem}
 .where{display:flex;flex-wrap:wrap;gap:.1rem 1.4rem;color:#59636e;margin:0 0 1rem;padding:0;list-style:none}
 nav{columns:3 260px;margin:1rem 0 1.5rem;font-size:13px}nav a{display:block;color:#0550ae;text-decoration:none}
@@ -24,7 +24,7 @@ td,th{padding:.25rem .7rem;border-bottom:1px solid #d8dee4;text-align:right;vert
 th{border-bottom:2px solid #afb8c1;font-weight:600;vertical-align:bottom}
 td.text{text-align:left;min-width:9rem}td.number{white-space:nowrap}td.paper,th.paper{color:#6e7781}
 td:first-child,th:first-child{text-align:left;position:sticky;left:0;background:#fff}
-tr.FAIL td,td.failed{color:#b00020}tr.FAIL td{font-weight:600}.note{color:#59636e;max-width:75ch;margin:.4rem 0}
+tr.FAIL td,td.failed{color:#b00020}tr.FAIL td{font-weight:600}.note{color:#59636e;max-width:110ch;margin:.4rem 0}
 """
 
 
