@@ -248,6 +248,13 @@ def test_a_child_that_fails_gives_its_reason(tmp_path: Path) -> None:
         measure(Unit("model", "gpt2-124m-tiny"), "gpt2-124m-tiny:99")
 
 
+def test_a_reason_is_the_errors_own_line() -> None:
+    lines = ["Traceback (most recent call last):", '  File "x"', "RunError: [bench] x: it broke", "  remedy: mend it"]
+    assert gather._reason(1, lines) == "RunError: [bench] x: it broke"
+    assert "signal 9 (out of memory?)" in gather._reason(-9, ["a warning of no matter"])
+    assert gather._reason(3, []) == "its process ended with status 3"
+
+
 def test_what_is_kept_is_whole_and_of_the_same_settings(tmp_path: Path) -> None:
     kept = Kept(tmp_path, {"pair": (1, 2)})
     assert kept.get("one") is None

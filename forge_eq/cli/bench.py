@@ -135,4 +135,6 @@ def needs(packages: tuple[str, ...]) -> None:
 
     missing = [p for p in dict.fromkeys(packages) if find_spec(p.partition(".")[0]) is None]
     if missing:
-        raise InputError("bench", ", ".join(missing), "is not installed", "pip install 'forge_eq[openvino,demo,peers,tune]'")
+        raise InputError(
+            "bench", ", ".join(missing), "is not installed", "pip install 'forge_eq[openvino,demo,peers,tune]'"
+        )

@@ -60,6 +60,7 @@ def gather(units: Sequence[Unit], kept: Kept, measure: Measure, memory: int, tel
         earlier = kept.get(unit.key)
         if earlier is not None:
             found.data[unit] = earlier
+            tell(f"{number}/{len(ordered)} {unit.key}: taken from {kept.folder}")
             continue
         start = time.perf_counter()
         try:
@@ -114,14 +115,18 @@ def _child(plan: Plan, unit: Unit, spec: str, folder: Path) -> Any:
     except subprocess.TimeoutExpired:
         raise RunError("bench", unit.key, f"took more than {MOST / 60:g} minutes", "choose a smaller model") from None
     if done.returncode:
-        last = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        told = _reason(last) or f"its process ended with status {done.returncode}"
+        told = _reason(done.returncode, log.read_text(encoding="utf-8", errors="replace").splitlines())
         raise RunError("bench", unit.key, told, f"read {log}")
     log.unlink()
-    return json.loads(done.stdout.splitlines()[-1])
+    try:
+        return json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise RunError("bench", unit.key, "gave no figures", "run the command again") from None
 
 
-def _reason(lines: Sequence[str]) -> str:
-    """The error's own line: the last, or the one before a remedy."""
+def _reason(status: int, lines: Sequence[str]) -> str:
+    """The error's own line, which is the last that is not indented (a remedy is); else how the process ended."""
     errors = [line for line in lines if line[:1].strip() and not line.startswith("Traceback")]
-    return errors[-1][:300] if errors else ""
+    if status < 0:
+        return f"its process was ended by signal {-status}{' (out of memory?)' if status == -9 else ''}"
+    return errors[-1][:300] if errors else f"its process ended with status {status}"
