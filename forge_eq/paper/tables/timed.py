@@ -109,11 +109,11 @@ def _latency(context: Context, key: str, tokens: int, about: str) -> Table:
             their = paper[0] / base if NONE not in (paper[0], base) and backend != OURS else NONE
             try:
                 r = row(context, spec, backend, tokens)
-                values, ratio = [getattr(r, k) for k in kinds], r.latency or NONE
+                calls, values, ratio = r.calls, [getattr(r, k) for k in kinds], r.latency or NONE
             except ForgeError as e:
-                values, ratio = [f"failed: {e.reason}", "", "", ""], ""
+                calls, values, ratio = 0, [f"failed: {e.reason}", "", "", ""], ""
             pairs = (v for pair in zip(values, paper, strict=True) for v in pair)
-            body.append((name, backend, *pairs, ratio, their))
+            body.append((name, backend, calls, *pairs, ratio, their))
     note = f"A call with {about}. Ratios: median [95 % interval] here, of means in the paper. {MACHINE} Paper: {PAPER}."
     return Table(f"{key}: latency", head, tuple(body), note)
 
