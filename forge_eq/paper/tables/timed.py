@@ -96,6 +96,7 @@ def _latency(context: Context, key: str, tokens: int, about: str) -> Table:
     head = (
         "model",
         "backend",
+        "calls",
         *(h for k in kinds for h in (f"{k} ms", f"paper: {k}")),
         "theirs / ours",
         "paper: ratio",
