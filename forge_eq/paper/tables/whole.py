@@ -77,5 +77,5 @@ def _energy(context: Context) -> list[float]:
 
 def hardware(context: Context) -> Table:
     here = where(context.plan.threads)
-    ours = f"{here['machine']}, {context.plan.threads} threads, {here['precision']}, no NPU"
+    ours = f"{here['machine']}, threads: {context.plan.threads}, {here['precision']}, no NPU"
     return Table("hardware: where it was measured", ("here", "paper"), ((ours, context.theirs.get("hardware", NONE)),))
