@@ -116,6 +116,14 @@ def test_a_model_without_a_cache_has_no_decode_step() -> None:
         build(Cell("bert-tiny", DECODE))
 
 
+def test_a_tiny_family_is_a_model_too() -> None:
+    one = cell("llama-3.2-1b-tiny:1", "4")
+    assert one == Cell("llama-3.2-1b-tiny", "4", 1)
+    module, args = build(one)
+    assert module.model.config.num_hidden_layers == 1
+    assert args[0].shape == (1, 4)
+
+
 def test_a_decode_step_equals_the_last_position_of_a_prefill() -> None:
     """The step is honest work: the same logits as a whole pass over the past and the new token."""
     step, args = build(Cell("gpt2-tiny", DECODE))
