@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -20,7 +21,7 @@ def measure(kind: str, spec: str, given: dict[str, Any]) -> Any:
     os.environ["FORGE_EQ_CACHE"] = "0"  # a program that is found on disk is no measurement of a search
     tokens, threads = given["tokens"], given["threads"]
     torch.set_num_threads(threads)
-    kinds = {
+    kinds: dict[str, Callable[[], Any]] = {
         "model": lambda: graphs.model(spec, tokens),
         "stages": lambda: graphs.stages(spec, tokens),
         "optimise": lambda: graphs.optimise(spec, tokens),

@@ -6,11 +6,9 @@ of alpha and of tuning as plain data. Promises: nothing is executed and no weigh
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from forge_eq.families import build
@@ -19,7 +17,7 @@ from forge_eq.pipeline import Job, run
 RESTRICTED = "restricted-npu"
 OWN = ("saturate", "extract", "lower", "schedule", "alloc")  # between capture and the backend's build
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-REPEATS = 5
+ROUNDS = 4  # the first is cold
 ATTENTION = "attention"  # the family of rules
 
 
@@ -137,17 +135,44 @@ def stages(spec: str, tokens: int) -> dict[str, Any]:
 
 
 def optimise(spec: str, tokens: int) -> dict[str, Any]:
-    """Seconds of saturating and extracting with every rule and without those of attention, in turn."""
-    from forge_eq.options import Options
+    """Milliseconds of saturating and extracting with every rule and without those of attention."""
+    from forge_eq.rules import default
+
+    sets = {"all": default, "without": default - default.select(ATTENTION)}
+    found = _timed(captured(spec, tokens, "eager")[0], sets)
+    return {"first": found["all"]["ms"][0], **{name: min(f["ms"][1:]) for name, f in found.items()}}
+
+
+def rules(spec: str, tokens: int) -> dict[str, list[float]]:
+    """With every rule (""), and each family left out: milliseconds, calls, score; ``captured`` has calls only."""
+    from forge_eq.report.match import calls
     from forge_eq.rules import default
 
     graph, _ = captured(spec, tokens, "eager")
-    sets = {"all": default, "without": default - default.select(ATTENTION)}
-    samples: dict[str, list[float]] = {name: [] for name in sets}
-    for name in [n for _ in range(REPEATS + 1) for n in sets]:
-        done = run(Job(Options(rules=sets[name]), forms={"capture": graph}), "extract")
-        samples[name].append(done.seconds["saturate"] + done.seconds["extract"])
-    return {"first": samples["all"][0], **{name: median(taken[1:]) for name, taken in samples.items()}}
+    sets = {"": default, **{n: default - default.select(n) for n in sorted({r.family for r in default})}}
+    found = _timed(graph, sets)
+    return {
+        "captured": [0.0, len(calls(graph)), 0.0],
+        **{name: [min(f["ms"][1:]), f["calls"], f["score"]] for name, f in found.items()},
+    }
+
+
+def _timed(graph: Any, sets: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Saturation and extraction under each set of rules, in turn: processor time of every round, calls, score.
+
+    A set's first round is cold: it also declares rules and answers their questions.
+    """
+    from forge_eq.options import Options
+    from forge_eq.report.match import calls
+
+    found: dict[str, dict[str, Any]] = {name: {"ms": []} for name in sets}
+    for _ in range(ROUNDS):
+        for name, kept in sets.items():
+            start = time.process_time()
+            done = run(Job(Options(rules=kept), forms={"capture": graph}), "extract")
+            found[name]["ms"].append(1e3 * (time.process_time() - start))
+            found[name] |= {"calls": len(calls(done["extract"])), "score": done["chosen"].extraction.cost}
+    return found
 
 
 def scores(spec: str, tokens: int, alphas: Sequence[float] = ALPHAS) -> dict[str, Any]:
@@ -175,26 +200,3 @@ def tuning(spec: str, tokens: int, trials: int) -> dict[str, Any]:
     own = [again(job)["chosen"].extraction.cost]
     own.append(again(job, alpha=found.alpha, target=found.target)["chosen"].extraction.cost)
     return {"judged": [found.base, found.value], "own": own, "trials": trials, "seconds": taken}
-
-
-def rules(spec: str, tokens: int) -> dict[str, Any]:
-    """Families one after another, and each left out, of the export with attention spelled out."""
-    from forge_eq.options import Options
-    from forge_eq.report.match import calls
-    from forge_eq.rules import default
-
-    graph, _ = captured(spec, tokens, "eager")
-    names = sorted({r.family for r in default})
-    run(Job(Options(), forms={"capture": graph}), "extract")  # declares the rules and answers their questions
-
-    def tried(kept: Any) -> list[float]:
-        done = run(Job(Options(rules=kept), forms={"capture": graph}), "extract")
-        taken = 1e3 * (done.seconds["saturate"] + done.seconds["extract"])
-        return [taken, len(calls(done["extract"])), done["chosen"].extraction.cost]
-
-    sets = itertools.accumulate((default.select(n) for n in names), lambda a, b: a + b, initial=default - default)
-    steps = [tried(kept) for kept in sets]
-    return {
-        "steps": dict(zip(("no rule", *names), steps, strict=True)),
-        "left out": {"": tried(default), **{n: tried(default - default.select(n)) for n in names}},
-    }

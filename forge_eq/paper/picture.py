@@ -7,7 +7,7 @@ from typing import Any
 
 from forge_eq.errors import ForgeError
 from forge_eq.paper.plan import paper_row
-from forge_eq.paper.tables.frame import NONE, Context, change
+from forge_eq.paper.tables.frame import NONE, Context, fewer
 from forge_eq.paper.tables.timed import row
 from forge_eq.peers.backends import STRONG
 from forge_eq.peers.picture import COLOURS, LAYOUT, ONE
@@ -87,14 +87,14 @@ def _reductions(context: Context) -> Any:
     if not ran:
         return None
     kinds: Sequence[tuple[str, Any, str, str]] = (
-        ("calls", lambda f: change(f["captured"], f["chosen"]), "nodes", "delta_pct"),
-        ("buffers", lambda f: change(f["storage"]["virtual"], f["storage"]["physical"]), "buffers", "reduction_pct"),
-        ("transitions", lambda f: change(*f["restricted"][:2]), "transitions", "delta_pct"),
+        ("calls", lambda f: fewer(f["captured"], f["chosen"]), "nodes", "delta_pct"),
+        ("buffers", lambda f: fewer(f["storage"]["virtual"], f["storage"]["physical"]), "buffers", "reduction_pct"),
+        ("transitions", lambda f: fewer(*f["restricted"][:2]), "transitions", "delta_pct"),
     )
     figure = go.Figure()
     for number, (name, value, key, column) in enumerate(kinds):
         colour = COLOURS[number]
-        figure.add_bar(name=name, x=[s for s, _ in ran], y=[-value(f) for _, f in ran], marker_color=colour)
+        figure.add_bar(name=name, x=[s for s, _ in ran], y=[value(f) for _, f in ran], marker_color=colour)
         paper = [(s, context.paper(key, paper_row(s), column)) for s, _ in ran]
         figure.add_bar(
             name=f"{name}, paper",

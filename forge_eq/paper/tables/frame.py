@@ -73,6 +73,11 @@ def beside(
     return Table(f"{key}: {title}", tuple(head), tuple(rows), f"{note} Paper: {PAPER}.".strip())
 
 
+def fewer(before: float, after: float) -> float:
+    """Per cent less."""
+    return 100.0 * (before - after) / before if before else 0.0
+
+
 def change(before: float, after: float) -> float:
     """Per cent; 0 from nothing to nothing."""
     return 100.0 * (after - before) / before if before else 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from forge_eq.errors import ForgeError
 from forge_eq.paper.plan import TRAINED
-from forge_eq.paper.tables.frame import NO_NPU, NONE, Context, beside, change
+from forge_eq.paper.tables.frame import NO_NPU, NONE, Context, beside, change, fewer
 from forge_eq.report.sheet import Table
 
 
@@ -35,8 +35,8 @@ def buffers(context: Context) -> Table:
     def ours(spec: str) -> tuple[str, Sequence[Any]]:
         f = context.found("stages", spec)
         s, (before, after, _) = f["storage"], f["restricted"]
-        values = (s["virtual"], s["physical"], -change(s["virtual"], s["physical"]), s["peak"] / s["bound"])
-        return context.found.name("stages", spec), (*values, -change(before, after))
+        values = (s["virtual"], s["physical"], fewer(s["virtual"], s["physical"]), s["peak"] / s["bound"])
+        return context.found.name("stages", spec), (*values, fewer(before, after))
 
     columns = [
         ("virtual", "vregs"),
@@ -68,14 +68,14 @@ def transitions(context: Context) -> Table:
 def optimise(context: Context) -> Table:
     def ours(spec: str) -> tuple[str, Sequence[Any]]:
         f, layers = context.found("optimise", spec), context.found("model", spec)["layers"]
-        values = (len(layers), 1e3 * f["first"], 1e3 * f["all"], 1e3 * (f["all"] - f["without"]))
+        values = (len(layers), f["first"], f["all"], f["all"] - f["without"])
         return context.found.name("optimise", spec), values
 
     columns = [("layers", "layers"), ("total ms", "total"), ("warm ms", ""), ("attention ms", "attention_fusion")]
     note = (
-        "Saturation and extraction of the export with attention spelled out, all rules in one e-graph. Total: the "
+        "Processor time of saturation and extraction, attention spelled out, all rules in one e-graph. Total: the "
         "first of a process, imports and the declaration of the rules included. Attention: warm, what the time falls "
-        "by without its rules; medians in turn."
+        "by without its rules; the least of a few rounds in turn."
     )
     return beside(context, "optimise_ms", "time of the optimiser", columns, ours, note)
 

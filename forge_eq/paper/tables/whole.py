@@ -8,7 +8,7 @@ from typing import Any
 
 from forge_eq.errors import ForgeError
 from forge_eq.paper.data import PAPER
-from forge_eq.paper.tables.frame import NONE, Context, change
+from forge_eq.paper.tables.frame import NONE, Context, fewer
 from forge_eq.paper.tables.timed import row
 from forge_eq.peers.backends import OURS, STRONG
 from forge_eq.peers.energy import ABSENT
@@ -27,9 +27,9 @@ def headline(context: Context) -> Table:
         return [v for values in pairs for v in values]
 
     ours: dict[str, list[float]] = {
-        "node_reduction_pct": stages(lambda f: -change(f["captured"], f["chosen"])),
-        "buffer_reduction_pct": stages(lambda f: -change(f["storage"]["virtual"], f["storage"]["physical"])),
-        "transition_reduction_pct": stages(lambda f: -change(*f["restricted"][:2])),
+        "node_reduction_pct": stages(lambda f: fewer(f["captured"], f["chosen"])),
+        "buffer_reduction_pct": stages(lambda f: fewer(f["storage"]["virtual"], f["storage"]["physical"])),
+        "transition_reduction_pct": stages(lambda f: fewer(*f["restricted"][:2])),
         "compile_speedup": peers(lambda r: r.total.middle if r.total else None),
         "latency_reduction_pct": peers(lambda r: 100 * (1 - 1 / r.latency.middle) if r.latency else None),
         "energy_reduction_pct": _energy(context),
