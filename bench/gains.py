@@ -36,9 +36,10 @@ def main(argv: list[str]) -> int:
     import torch
 
     torch.set_num_threads(given.threads)
-    settings = {"layers": given.layers, "rounds": given.rounds, "threads": given.threads}
+    settings = {"layers": given.layers, "rounds": given.rounds}
     sheet = Sheet("What the time comes from", where(given.threads, **settings, attention="sdpa"))
-    kept = Kept(given.out / "gains" if given.out else None, {**settings, "source": source_hash()})
+    depends = {**settings, "threads": given.threads, "source": source_hash()}
+    kept = Kept(given.out / "gains" if given.out else None, depends)
     found = []
     for name, tokens in progress([(n, t) for n in given.families for t in given.tokens.split(",")], "gains"):
         key = f"{name}-{tokens}"

@@ -96,6 +96,21 @@ def test_without_measurements_the_page_says_so(tmp_path: Path) -> None:
         performance.keep("peers", tmp_path / "peers.json", tmp_path)
 
 
+@pytest.mark.slow
+def test_gains_times_only_what_differs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the models are those of transformers")
+    import gains
+
+    given = ["--families", "gpt2-124m", "--tokens", "1", "--layers", "1", "--rounds", "3", "--out", str(tmp_path)]
+    assert gains.main(given) == 0
+    found = json.loads((tmp_path / "gains.json").read_text())["figures"]["gains"]
+    by = {f["without"]: f for f in found}
+    assert not by[gains.NO_RULE]["same"]
+    assert by[gains.ALL]["ratio"] == 1.0
+    assert all(f["ratio"] == f["low"] == 1.0 for f in found if f["same"])
+    assert (tmp_path / "gains/gpt2-124m-1.json").is_file()
+
+
 def test_a_block_that_nobody_writes_is_an_error() -> None:
     with pytest.raises(KeyError):
         performance.filled("<!-- new -->\n<!-- /new -->", {})
