@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from forge_eq.paper.gather import Found
@@ -125,6 +124,3 @@ def without(found: Found, *units: Unit) -> Found:
     left.data = {u: v for u, v in found.data.items() if u not in units}
     left.failed = dict.fromkeys(units, "it broke")
     return left
-
-
-__all__ = ["GPT2", "LLAMA", "PLAN", "THEIRS", "backend", "cell", "measured", "replace", "without"]
