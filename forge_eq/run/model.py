@@ -109,7 +109,7 @@ class _ModelWriter:
         there = self.nodes.setdefault(register, {})
         if TURNED not in there:
             with self.g.instruction(f"v{register} stored {TURNED}"):
-                there[TURNED] = self.g.constant(data.t().contiguous())
+                there[TURNED] = self.g.constant(torch.empty(data.shape[::-1]).copy_(data.t()))
         return there[TURNED], True
 
     def reordered(self, node: Any, have: Layout, wanted: Layout) -> Any:
