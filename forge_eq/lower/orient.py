@@ -111,6 +111,9 @@ def _gains(program: Program, target: Target, instr: Instr) -> bool:
 
 
 def _left_time(program: Program, target: Target, instr: Instr) -> float | None:
+    """None also for a weight [k, n] that is computed: only a constant is transposed ahead (``run.model``)."""
+    if instr.attrs[0] is False and instr.srcs[1] not in program.constant_names:
+        return None
     types, out = _types(program, instr)
     assert instr.op is not None
     return left_time(target, instr.op, types, instr.attrs, out)
@@ -122,7 +125,7 @@ def own_time(program: Program, target: Target, instr: Instr, layout: Layout) -> 
     types, out = _types(program, instr)
     row = row_time(target, instr.op, types, instr.attrs, out)
     if is_layer(instr):
-        left = left_time(target, instr.op, types, instr.attrs, out) if layout else None
+        left = _left_time(program, target, instr) if layout else None
         return row if left is None else left
     if not layout:
         return row

@@ -75,7 +75,8 @@ class _Packer:
             return None
         name = weight.attrs[0]
         if name not in self.found:
-            made = exact(self.graph.constants[name])
+            data = self.graph.constants.get(name)  # a graph may come without its data, or with shapes only
+            made = None if data is None or data.is_meta else exact(data)
             parts = [self.leaf(f"{name}.{k}", v) for k, v in zip("qsz", made or (), strict=False)]
             self.found[name] = parts or None
         return self.found[name]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from forge_eq.ir.types import TensorType
+from forge_eq.ir.types import FLOATS, TensorType
 from forge_eq.ops import shapes
 from forge_eq.ops.linalg import INEXACT, linear
 from forge_eq.ops.spec import Cost, Kernel, op
@@ -16,10 +16,10 @@ from forge_eq.ops.spec import Cost, Kernel, op
 def _unpacked(types: Any, attrs: Any) -> TensorType:
     q, s, *z = types
     shapes.require(q.rank == 2 and q.dtype == ("u8" if z else "i8"), "integers of eight bits are due")
-    shapes.require(s.rank == 2 and s.dtype == "f32" and all(t == s for t in z), "a scale and an offset in f32 are due")
+    shapes.require(s.rank == 2 and s.dtype in FLOATS and all(t == s for t in z), "a float scale and offset are due")
     shapes.require(all(isinstance(d, int) and d > 0 for d in (*q.shape, *s.shape)), "known sizes are due")
     shapes.require(q.shape[0] == s.shape[0] and q.shape[1] % s.shape[1] == 0, "groups of equal length are due")
-    return TensorType("f32", q.shape)
+    return TensorType(s.dtype, q.shape)
 
 
 def _product(types: Any, attrs: Any) -> TensorType:
