@@ -141,12 +141,12 @@ def _all_keys(k: Any, x: Any) -> Any:
 
 
 def _place_for_both(m: Any, k: Any, x: Any) -> bool:
-    """Known sizes, and a mask with a place of its own for each key of both."""
+    """Known sizes, and a mask with a place for each key of both; joined along another axis they had fewer keys."""
     known = isinstance(k.shape[-2], int) and isinstance(x.shape[-2], int)
     return bool(known and m.rank >= 1 and m.shape[-1] == _all_keys(k, x))
 
 
-BOTH = [fact("is_rows_axis", _rows_axis, "a", "q"), fact("has_a_place_for_each_key", _place_for_both, "m", "k", "x")]
+BOTH = [fact("has_a_place_for_each_key", _place_for_both, "m", "k", "x")]
 
 
 @rule("attention", exact="real", source=JOINED, when=BOTH)
