@@ -4,7 +4,9 @@ Usage: python bench/order.py --out FOLDER [--models gpt2,qwen2,smollm2,llama] [-
 
 A chunk is one model at one number of tokens. Finished chunks are kept in FOLDER/order-chunks.json and not measured
 again, so that a long run can be made in pieces: --seconds starts no chunk after that time. On one thread the
-processor's time is measured, which equals latency on a quiet core and suffers least on a busy one.
+processor's time is measured, which equals latency on a quiet core and suffers least on a busy one. The file is what
+bench/reweigh.py reads: with each variant it keeps the parts of its prediction under the target as it is here
+("classes") and as its file says, whatever was measured here ("shipped").
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from scatter import scatter
 from sheet import Sheet, arguments, finish, one_of, progress, tell, where
 
-LAYERS = {"gpt2": 2, "qwen2": 2, "smollm2": 4, "llama": 1}  # of the published sizes' widths; the vocabulary is small
+LAYERS = {"gpt2": 2, "qwen2": 2, "smollm2": 4, "llama": 1, "bert": 2, "granite": 2}  # of the published widths
+FAMILY = {"gpt2": "gpt2-124m", "qwen2": "qwen2-0.5b", "llama": "llama-3.2-1b", "bert": "bert-base",
+          "granite": "granite-350m"}  # fmt: skip
 VOCABULARY = 256
 WANTED = 0.85
 LEAST = 8  # variants of a model
@@ -35,22 +39,17 @@ NEVER, ALWAYS = 4.0, 0.25  # factors on a price that keep an op out of a variant
 
 
 def model(name: str, tokens: int) -> Any:
-    """A model of the family's widths with few layers and random weights."""
-    from forge_eq import models
+    """A model of the family's widths with few layers, a small vocabulary and random weights."""
+    from forge_eq import families, models
 
+    if name in FAMILY:
+        return families.build(FAMILY[name], tokens, layers=LAYERS[name], vocabulary=VOCABULARY)
     t = models.require("transformers")
-    common = {"vocab_size": VOCABULARY, "num_hidden_layers": LAYERS[name]}
-    configs: dict[str, Callable[[], tuple[Any, Any]]] = {
-        "gpt2": lambda: (t.GPT2LMHeadModel, t.GPT2Config(vocab_size=VOCABULARY, n_layer=LAYERS[name])),
-        "qwen2": lambda: (t.Qwen2ForCausalLM, t.Qwen2Config(
-            hidden_size=896, intermediate_size=4864, num_attention_heads=14, num_key_value_heads=2, **common)),
-        "smollm2": lambda: (t.LlamaForCausalLM, t.LlamaConfig(
-            hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, **common)),
-        "llama": lambda: (t.LlamaForCausalLM, t.LlamaConfig(
-            hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8, **common)),
-    }  # fmt: skip
-    kind, config = configs[name]()
-    return models._random(name, kind, config, tokens, "sdpa")
+    config = t.LlamaConfig(
+        vocab_size=VOCABULARY, num_hidden_layers=LAYERS[name], hidden_size=576, intermediate_size=1536,
+        num_attention_heads=9, num_key_value_heads=3,
+    )  # fmt: skip
+    return models._random(name, t.LlamaForCausalLM, config, tokens, "sdpa")
 
 
 # ------------------------------------------------------------------------------------------------ variants
@@ -143,6 +142,18 @@ def planned(job: Any) -> dict[str, Any]:
     return plans
 
 
+def predictions(plan: Any, target: Any) -> dict[str, Any]:
+    """Predicted microseconds of a scheduled program, and their parts on the target as it is and as it was shipped."""
+    from forge_eq.schedule.plan import parts
+    from forge_eq.targets import shipped
+
+    return {
+        "predicted": plan.predicted_us,
+        "classes": parts(plan.program, target),
+        "shipped": parts(plan.program, shipped(target.name)),
+    }
+
+
 def predict_again(chunks: dict[str, Any]) -> None:
     """The predictions of kept chunks under the target as it is now; the measured times stay."""
     for key in progress(list(chunks), "predict"):
@@ -150,7 +161,7 @@ def predict_again(chunks: dict[str, Any]) -> None:
         job = saturated(name, int(tokens))[1]
         for variant, plan in planned(job).items():
             if variant in chunks[key]["variants"]:
-                chunks[key]["variants"][variant]["predicted"] = plan.predicted_us
+                chunks[key]["variants"][variant] |= predictions(plan, job.target)
         chunks[key]["measured figures"] = list(job.target.measured)
 
 
@@ -177,9 +188,7 @@ def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
         ratios = [b / a for a, b in zip(samples[names.index(twin)], again, strict=True)]
         spreads.append(abs(math.log(median(ratios))))
     return {
-        "variants": {
-            n: {"predicted": plans[n].predicted_us, "measured": us} for n, us in zip(plans, times, strict=False)
-        },
+        "variants": {n: {**predictions(plans[n], target), "measured": us} for n, us in zip(plans, times, strict=False)},
         "spread": max(spreads),
         "spreads": dict(zip(twins, spreads, strict=True)),
         "measured figures": list(target.measured),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from forge_eq.errors import OptionsError
-from forge_eq.tune.measured import Variant, class_times, concordance, fit, leave_one_out, overall, pairs, read_variants
+from forge_eq.tune.measured import Variant, concordance, fit, leave_one_out, overall, pairs, read_variants
 
 pytest.importorskip("optuna", reason="the tuner is an extra: pip install 'forge_eq[tune]'")
 
@@ -95,19 +96,30 @@ def test_too_little_is_refused() -> None:
         fit([one])
 
 
-def test_the_classes_of_a_program_sum_to_its_kernels() -> None:
+@pytest.mark.parametrize("left", [False, True])
+def test_the_parts_of_a_prediction_sum_to_it_and_follow_their_weights(left: bool) -> None:
     from torch import nn
 
+    from forge_eq.lower.orient import orient_all
     from forge_eq.lower.select import lower
     from forge_eq.options import Options
     from forge_eq.pipeline import Job, run
-    from forge_eq.schedule.plan import schedule
+    from forge_eq.schedule.plan import parts, schedule
 
     torch.set_num_threads(1)
-    module = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32)).eval()
-    job = run(Job(Options(verify="off"), (module, (torch.randn(4, 16),), None, None)), "extract")
-    plan = schedule(lower(job["extract"], job.target), job.target)
-    times = class_times(plan.program, job.target)
-    assert {"matmul", "norm"} <= set(times)
-    assert sum(times.values()) == pytest.approx(plan.predicted_us, rel=0.5), "all but transitions"
+    module = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.LayerNorm(1024)).eval()
+    job = run(Job(Options(verify="off"), (module, (torch.randn(64, 256),), None, None)), "extract")
+    program = orient_all(lower(job["extract"], job.target), job.target) if left else lower(job["extract"], job.target)
+    plan = schedule(program, job.target)
+    times = parts(plan.program, job.target)
+    assert ("matmul.left" in times) is left
+    assert "norm" in times
+    assert math.fsum(times.values()) == plan.predicted_us
     assert all(us > 0 for us in times.values())
+    for name, us in times.items():
+        weighed = replace(job.target, weights={**job.target.weights, name: 3.0 * job.target.weights.get(name, 1.0)})
+        again = parts(plan.program, weighed)
+        for other, then in times.items():
+            inside = other == name or other.startswith(f"{name}.")
+            assert again[other] == pytest.approx(3.0 * then if inside else then), (name, other)
+        assert again[name] == pytest.approx(3.0 * us)

@@ -4,10 +4,10 @@ Takes a JSON file of measured variants. Gives concordances before and after. Pro
 size are compared, and only pairs that noise cannot order; a model's own figures never enter the weights it is judged
 by; the same seed gives the same result. Not here: the measuring (``bench/order.py``), alpha (a variant has its own).
 
-The file is what ``bench/order.py`` keeps: ``{"model, tokens": {"spread", "variants": {name: {"measured",
-"classes"}}}}``.
-``measured`` is the median time, in any one unit; ``spread`` the A/A spread as a share; ``classes`` are predicted
-microseconds by cost class under the target's own weights (:func:`class_times`), whose sum is the prediction.
+The file is what ``bench/order.py`` keeps: ``{"model, tokens": {"spread", "variants": {name: {"measured", "classes",
+"shipped"}}}}``. ``measured`` is the median time, in any one unit; ``spread`` the A/A spread as a share; ``classes`` are
+predicted microseconds by part of the prediction (``schedule.plan.parts``), whose sum it is, under the target as it was
+where they were measured; ``shipped`` the same under the target's file, without what a calibration found.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from forge_eq.errors import OptionsError
-from forge_eq.lower.npu import Program
-from forge_eq.schedule.affinity import kernel_time
-from forge_eq.targets import Target
 from forge_eq.tune.store import quiet, require
 
 Weights = Mapping[str, float]  # factor on the time of a cost class; 1 where absent
@@ -47,22 +44,15 @@ class Variant:
         return math.fsum(weights.get(c, 1.0) * us for c, us in sorted(self.classes.items()))
 
 
-def class_times(program: Program, target: Target) -> dict[str, float]:
-    """Predicted microseconds of a selected program's kernels by cost class; copies under ``"transfer"``."""
-    found: dict[str, float] = {}
-    for instr in program.instrs:
-        name = "transfer" if instr.op is None else instr.op.cost.cost_class
-        if taken := kernel_time(program, target, instr):
-            found[name] = found.get(name, 0.0) + taken
-    return found
+def read_variants(source: str | Path | Mapping[str, Any], base: str = "classes") -> list[Variant]:
+    """The variants of a file, or of its content, with the predictions called ``base`` (``"classes"``, ``"shipped"``).
 
-
-def read_variants(source: str | Path | Mapping[str, Any]) -> list[Variant]:
-    """The variants of a file, or of its content. Raises OptionsError that names the variant and what is wrong."""
+    Raises OptionsError that names the variant and what is wrong.
+    """
     try:
         chunks = source if isinstance(source, Mapping) else json.loads(Path(source).read_text(encoding="utf-8"))
         return [
-            _variant(key, float(chunk["spread"]), name, row)
+            _variant(key, float(chunk["spread"]), name, row, base)
             for key, chunk in chunks.items()
             for name, row in chunk["variants"].items()
         ]
@@ -70,11 +60,11 @@ def read_variants(source: str | Path | Mapping[str, Any]) -> list[Variant]:
         raise OptionsError("tune", "measurements", f"cannot be read ({e!r})", "write them by bench/order.py") from e
 
 
-def _variant(key: str, spread: float, name: str, row: Mapping[str, Any]) -> Variant:
+def _variant(key: str, spread: float, name: str, row: Mapping[str, Any], base: str) -> Variant:
     model, _, tokens = key.rpartition(", ")
-    if "classes" not in row:
+    if base not in row:
         raise OptionsError("tune", f"{key}, {name}", "has no times by cost class", "predict again: order.py --again")
-    classes = {str(c): float(us) for c, us in row["classes"].items()}
+    classes = {str(c): float(us) for c, us in row[base].items()}
     taken, values = float(row["measured"]), [*classes.values(), spread]
     if not (0.0 < taken < math.inf and classes and all(0.0 <= v < math.inf for v in values)):
         raise OptionsError("tune", f"{key}, {name}", "has a time that is not finite and positive", "measure it again")
