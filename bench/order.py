@@ -12,10 +12,8 @@ bench/reweigh.py reads: with each variant it keeps the parts of its prediction u
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from scatter import scatter
-from sheet import Sheet, arguments, finish, one_of, progress, tell, where
+from sheet import Sheet, arguments, finish, keep, one_of, pieces, progress, where
 
 LAYERS = {"gpt2": 2, "qwen2": 2, "smollm2": 4, "llama": 1, "bert": 2, "granite": 2}  # of the published widths
 FAMILY = {"gpt2": "gpt2-124m", "qwen2": "qwen2-0.5b", "llama": "llama-3.2-1b", "bert": "bert-base",
@@ -170,6 +168,7 @@ def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
     import torch
 
     from forge_eq.run.executor import Executable
+    from forge_eq.tune.measure import clock_of, interleaved
 
     made, job = saturated(name, tokens)
     target, plans = job.target, planned(job)
@@ -181,7 +180,7 @@ def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
         torch.testing.assert_close(
             executable(inputs)[0], wanted, rtol=1e-3, atol=1e-4, msg=f"{name} {tokens} {variant}"
         )
-    samples = in_turn(built, inputs, rounds, time.process_time if threads == 1 else time.perf_counter)
+    samples = interleaved([lambda e=e: e(inputs) for e in built], rounds, clock_of(threads))
     times = [1e6 * median(s) for s in samples]
     spreads = []
     for twin, again in zip(twins, samples[len(plans) :], strict=True):
@@ -195,19 +194,6 @@ def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "layers": LAYERS[name],
     }
-
-
-def in_turn(built: Sequence[Any], inputs: Sequence[Any], rounds: int, clock: Callable[[], float]) -> list[list[float]]:
-    """Seconds of each program in each round, the order moved on by one from round to round."""
-    samples: list[list[float]] = [[] for _ in built]
-    for turn in range(rounds + 1):
-        for k in range(len(built)):
-            index = (turn + k) % len(built)
-            start = clock()
-            built[index](inputs)
-            if turn:  # the first round warms up
-                samples[index].append(clock() - start)
-    return samples
 
 
 # ------------------------------------------------------------------------------------------------- judging
@@ -252,12 +238,6 @@ def fill(sheet: Sheet, chunks: Mapping[str, Any]) -> None:
     sheet.figures["chunks"] = dict(chunks)
 
 
-def keep(where: Path | None, chunks: Mapping[str, Any]) -> None:
-    if where is not None:
-        where.parent.mkdir(parents=True, exist_ok=True)
-        where.write_text(json.dumps(chunks, indent=1) + "\n", encoding="utf-8")
-
-
 def main(argv: list[str]) -> int:
     parser = arguments(__doc__, "order")
     parser.add_argument("--models", default=",".join(LAYERS), type=one_of(LAYERS), help=f"of {', '.join(LAYERS)}")
@@ -270,21 +250,15 @@ def main(argv: list[str]) -> int:
     import torch
 
     torch.set_num_threads(given.threads)
-    kept = given.out / "order-chunks.json" if given.out is not None else None
-    chunks = json.loads(kept.read_text(encoding="utf-8")) if kept is not None and kept.is_file() else {}
+    file = given.out / "order-chunks.json" if given.out is not None else None
+    wanted = {f"{m}, {t}": (m, t) for m in given.models for t in given.tokens}
+    chunks = pieces(
+        file, list(wanted), lambda key: chunk(*wanted[key], given.threads, given.rounds), "order", given.seconds
+    )
     if given.again:
         predict_again(chunks)
-    start, wanted = time.perf_counter(), [(m, t) for m in given.models for t in given.tokens]
-    missing = [(m, t) for m, t in wanted if f"{m}, {t}" not in chunks]
-    for name, tokens in progress(missing, "order"):
-        if time.perf_counter() - start > given.seconds:
-            tell("out of time: run the command again for the rest")
-            break
-        chunks[f"{name}, {tokens}"] = chunk(name, tokens, given.threads, given.rounds)
-        keep(kept, chunks)
-    if given.again:
-        keep(kept, chunks)
-    chosen = {f"{m}, {t}": chunks[f"{m}, {t}"] for m, t in wanted if f"{m}, {t}" in chunks}
+        keep(file, chunks)
+    chosen = {key: chunks[key] for key in wanted if key in chunks}
     sheet = Sheet("Predicted and measured order", where(given.threads, layers=LAYERS))
     fill(sheet, chosen)
     if given.out is not None:
