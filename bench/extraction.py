@@ -18,14 +18,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
-from forge_eq.families import FAMILIES, build, layers_of
+from forge_eq.families import FAMILIES, build
 from forge_eq.families import PAPER as FAMILY
-from sheet import PAPER, Sheet, arguments, finish, one_of, paper, pieces, where
+from sheet import PAPER, Sheet, arguments, few, finish, one_of, paper, pieces, where
 
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 OF_PAPER = {"gpt2": "GPT-2 (125M)", **{name: f.paper for name, f in FAMILIES.items() if f.paper}}
 OVER = 0.3  # seconds that 50 trials may take beyond their extractions
-CUT = (2, 2048)  # layers and vocabulary of a family that is compiled
+VOCABULARY = 2048  # of a family that is compiled
 TABLE_18 = (
     "A score is what one set of weights says of a program. Under one set, a change is predicted time that the other "
     "program saves. From a program under the given weights to another under the tuned ones (the paper's Table 18) the "
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tune", type=int, default=50, help="trials of tuning; 0 for none")
     parser.add_argument(
         "--cei", default=[], type=one_of(known), help="models to compile and time against plain OpenVINO; a family is "
-        f"cut down to {CUT[0]} layers and a vocabulary of {CUT[1]}"
+        f"cut down to a few layers and a vocabulary of {VOCABULARY}"
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no piece after this time")
     given = parser.parse_args(argv)
@@ -232,7 +232,7 @@ def efficiency(name: str, tokens: int, threads: int) -> dict[str, Any]:
     from forge_eq.tune.order import speedup
 
     if name in FAMILIES:
-        model = build(name, tokens, layers=min(CUT[0], layers_of(name)), vocabulary=CUT[1])
+        model = build(name, tokens, layers=few(name), vocabulary=VOCABULARY)
     else:
         model = models.BUILT_IN[name](tokens=tokens)
     start = time.perf_counter()

@@ -20,6 +20,7 @@ __all__ = [
     "Sheet",
     "Table",
     "arguments",
+    "few",
     "finish",
     "one_of",
     "paper",
@@ -58,6 +59,16 @@ def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help=f"folder for {name}.json and {name}.md; made when absent")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch and OpenVINO (default 1)")
     return parser
+
+
+FEW = {"llama-3.1-8b": 1, "lfm2-2.6b": 3}  # what several programs have room for; the third is LFM2's first attention
+
+
+def few(family: str) -> int:
+    """The layers of a family that is cut down to be run: two, as far as there is no reason for another number."""
+    from forge_eq.families import layers_of
+
+    return FEW.get(family, min(2, layers_of(family)))
 
 
 def paper() -> dict[str, Any]:
