@@ -140,15 +140,17 @@ def planned(job: Any) -> dict[str, Any]:
     return plans
 
 
-def predictions(plan: Any, target: Any) -> dict[str, Any]:
+def predictions(job: Any, plan: Any) -> dict[str, Any]:
     """Predicted microseconds of a scheduled program, and their parts on the target as it is and as it was shipped."""
     from forge_eq.schedule.plan import parts
     from forge_eq.targets import shipped
+    from forge_eq.tune.measured import gain
 
+    targets = {"classes": job.target, "shipped": shipped(job.target.name)}
     return {
         "predicted": plan.predicted_us,
-        "classes": parts(plan.program, target),
-        "shipped": parts(plan.program, shipped(target.name)),
+        **{base: parts(plan.program, target) for base, target in targets.items()},
+        "gains": {base: gain(plan.program, job["capture"], target) for base, target in targets.items()},
     }
 
 
@@ -159,7 +161,7 @@ def predict_again(chunks: dict[str, Any]) -> None:
         job = saturated(name, int(tokens))[1]
         for variant, plan in planned(job).items():
             if variant in chunks[key]["variants"]:
-                chunks[key]["variants"][variant] |= predictions(plan, job.target)
+                chunks[key]["variants"][variant] |= predictions(job, plan)
         chunks[key]["measured figures"] = list(job.target.measured)
 
 
@@ -187,7 +189,7 @@ def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
         ratios = [b / a for a, b in zip(samples[names.index(twin)], again, strict=True)]
         spreads.append(abs(math.log(median(ratios))))
     return {
-        "variants": {n: {**predictions(plans[n], target), "measured": us} for n, us in zip(plans, times, strict=False)},
+        "variants": {n: {**predictions(job, plans[n]), "measured": us} for n, us in zip(plans, times, strict=False)},
         "spread": max(spreads),
         "spreads": dict(zip(twins, spreads, strict=True)),
         "measured figures": list(target.measured),
