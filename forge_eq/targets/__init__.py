@@ -86,9 +86,10 @@ class Target:
     1e9 bytes/s; ``launch_us`` (per kernel) and ``transfer_us`` (per transition) in microseconds.
 
     ``reorder_gbps`` is the rate of storing in another order what is larger than a core's cache (0: ``bandwidth_gbps``).
-    ``weights`` scales predicted time per cost class of an op; ``penalties`` is the relative slow-down, per cost class,
-    of a fused kernel over its parts run alone. ``alignment`` of arena offsets is in bytes, a power of two. ``kernels``
-    are times of matrix kernels by form and size, and ``measured`` names the fields that were measured on this machine.
+    ``weights`` scales predicted time per cost class of an op, or of a part of a class (``matmul.left``, a kernel's
+    form); ``penalties`` is the relative slow-down, per cost class, of a fused kernel over its parts run alone.
+    ``alignment`` of arena offsets is in bytes, a power of two. ``kernels`` are times of matrix kernels by form and
+    size, and ``measured`` names the fields that were measured on this machine.
     """
 
     name: str
@@ -126,15 +127,17 @@ class Target:
         """The devices other than the host, in order of preference."""
         return tuple(d for d in self.devices if d.name != self.host)
 
-    def weight(self, cost_class: str) -> float:
-        return self.weights.get(cost_class, 1.0)
+    def weight(self, name: str) -> float:
+        """The factor on a cost class, or on a part of one: ``matmul.left`` has that of ``matmul`` times its own."""
+        parent, dot, _ = name.rpartition(".")
+        return self.weights.get(name, 1.0) * (self.weight(parent) if dot else 1.0)
 
     def penalty(self, cost_class: str) -> float:
         return self.penalties.get(cost_class, 0.0)
 
     def transfer_time(self, nbytes: int) -> float:
         """Predicted microseconds to move ``nbytes`` between two devices."""
-        return self.transfer_us + nbytes / (self.transfer_gbps * 1e3)
+        return self.weight("transfer") * (self.transfer_us + nbytes / (self.transfer_gbps * 1e3))
 
     def kernel_time(self, flops: float, nbytes: float) -> float:
         """Predicted microseconds of one kernel: launch plus the slower of arithmetic and traffic (a roofline)."""

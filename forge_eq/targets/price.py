@@ -16,6 +16,7 @@ from forge_eq.ops.spec import Op
 from forge_eq.targets import Target
 
 CACHE = 2 << 20  # bytes of a value whose two copies are about what a core's second-level cache holds
+REORDER = "movement.reorder"  # the part of a prediction that storing values in another order takes
 
 
 def nbytes(type: Type) -> float:
@@ -44,11 +45,13 @@ def row_time(target: Target, op: Op, types: Sequence[Type], attrs: tuple[Any, ..
     found = None if size is None else target.kernels.time(op.cost.form, *size)
     if found is None:
         return roofline(target, op, types, attrs, out)
-    return target.weight(op.cost.cost_class) * found
+    return target.weight(row_part(target, op, types, out)) * found
 
 
-def left_time(target: Target, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float | None:
-    """The same of a linear layer with its weight on the left; None where the target does not know that kernel.
+def left_times(
+    target: Target, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type
+) -> dict[str, float] | None:
+    """The same of a linear layer with its weight on the left, by part; None where the target does not know that kernel.
 
     The plugin runs bias and activation as a kernel of their own behind it.
     """
@@ -56,14 +59,31 @@ def left_time(target: Target, op: Op, types: Sequence[Type], attrs: tuple[Any, .
     found = None if size is None else target.kernels.time("left", *size)
     if found is None:
         return None
-    return target.weight(op.cost.cost_class) * found + _behind(target, op, types, out)
+    part = f"{op.cost.cost_class}.left"
+    times = {part: target.weight(part) * found}
+    if behind := _behind(target, op, types, out):
+        times["elementwise"] = behind
+    return times
+
+
+def left_time(target: Target, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float | None:
+    """The sum of :func:`left_times`."""
+    times = left_times(target, op, types, attrs, out)
+    return None if times is None else sum(times.values())
+
+
+def row_part(target: Target, op: Op, types: Sequence[Type], out: Type) -> str:
+    """What :func:`row_time` is time of: the op's cost class, or that and the kernel's form where the table knows it."""
+    known = layer(op, types, out) is not None and target.kernels.has(op.cost.form)
+    return f"{op.cost.cost_class}.{op.cost.form}" if known else op.cost.cost_class
 
 
 def packed_time(target: Target, op: Op, types: Sequence[Type], out: Type) -> float | None:
     """The same with its weight packed as small integers (``ops.packed``), by the kernel that unpacks on the way."""
     size = layer(op, types, out)
     found = None if size is None else target.kernels.time("packed", *size)
-    return None if found is None else target.weight(op.cost.cost_class) * found + _behind(target, op, types, out)
+    weight = target.weight(f"{op.cost.cost_class}.packed")
+    return None if found is None else weight * found + _behind(target, op, types, out)
 
 
 def _behind(target: Target, op: Op, types: Sequence[Type], out: Type) -> float:
@@ -84,7 +104,7 @@ def move_time(target: Target, size: float) -> float:
 
     A transposition writes with strides: what fits a core's cache is done at its speed, the rest many times slower.
     """
-    near = target.weight("movement") * target.kernel_time(0.0, 2.0 * size)
+    near = target.weight(REORDER) * target.kernel_time(0.0, 2.0 * size)
     if not target.reorder_gbps or size <= CACHE:
         return near
     return max(near, target.launch_us + 2.0 * size / (target.reorder_gbps * 1e3))
