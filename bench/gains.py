@@ -1,10 +1,11 @@
 """Which rules and which layout a program's time comes from: each family left out, and rows throughout, timed in turn.
 
-Usage: python bench/gains.py [--families gpt2-124m,...] [--tokens 1,16,128] [--layers 2] [--rounds 21] [--out FOLDER]
+Usage: python bench/gains.py [--families gpt2-124m,...] [--tokens 1,16,128] [--layers N] [--rounds 21] [--out FOLDER]
 
 Models of the published widths with a few layers, a small vocabulary and random weights, exported with SDPA as they are
 compared with peers. A ratio above 1 is what a family or the layout gains there; "surely" says that the lower 95 %
-bound is above 1 too. Programs that come out equal are timed once. With --out, a finished case is kept.
+bound is above 1 too. On one thread the processor's time is measured. Programs that come out equal are timed once. With
+--out, a finished case is kept.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from ablation import ALL, compared, extracted, timed
 from family_runs import source_hash
-from forge_eq.families import FAMILIES, PAPER, build, layers_of
+from forge_eq.families import FAMILIES, PAPER, build
 from forge_eq.report.kept import Kept
-from sheet import Sheet, arguments, finish, one_of, progress, where
+from sheet import Sheet, arguments, few, finish, one_of, progress, where
 
 VOCABULARY = 2048
 NO_RULE, ROWS = "every rule", "the layout: rows throughout"
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
     parser = arguments(__doc__, "gains")
     parser.add_argument("--families", default=",".join(PAPER), type=one_of(FAMILIES))
     parser.add_argument("--tokens", default="1,16,128")
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=0, help="0: what several programs have room for")
     parser.add_argument("--rounds", type=int, default=21)
     given = parser.parse_args(argv)
 
@@ -56,7 +57,7 @@ def measure(name: str, tokens: int, given: Any) -> list[dict[str, Any]]:
     """The programs without each family, with no rule, and with rows throughout, over the full one."""
     from forge_eq.rules import default
 
-    model = build(name, tokens, layers=min(given.layers, layers_of(name)), vocabulary=VOCABULARY)
+    model = build(name, tokens, layers=given.layers or few(name), vocabulary=VOCABULARY)
     jobs: dict[str, Any] = {ALL: extracted(model, default, given.threads)}
     for family in sorted({r.family for r in default}):
         jobs[family] = extracted(model, default - default.select(family), given.threads, jobs[ALL]["capture"])
@@ -64,7 +65,9 @@ def measure(name: str, tokens: int, given: Any) -> list[dict[str, Any]]:
     jobs[ROWS] = by_rows(extracted(model, default, given.threads, jobs[ALL]["capture"]))
     shown = {what: program_text(job) for what, job in jobs.items()}
     first = {t: what for what, t in reversed(shown.items())}
-    samples = timed({w: jobs[w] for w in dict.fromkeys(first[t] for t in shown.values())}, model, given.rounds)
+    samples = timed(
+        {w: jobs[w] for w in dict.fromkeys(first[t] for t in shown.values())}, model, given.threads, given.rounds
+    )
     rows = []
     for what in jobs:
         ms, ratio, low = compared(samples, first[shown[what]])

@@ -96,7 +96,7 @@ def measured(plan: Plan = PLAN) -> Found:
         put("stages", spec, stages)
         put("optimise", spec, {"first": 200.0, "all": 100.0, "without": 70.0})
         put("scores", spec, {"0.0": [300.0, 100, 0], "1.0": [100.0, 80, 24]})
-        put("tuning", spec, {"judged": [200.0, 190.0], "own": [100.0, 50.0], "trials": 50, "seconds": 0.25})
+        put("tuning", spec, {"given": [100.0, 95.0], "tuned": [60.0, 50.0], "trials": 50, "seconds": 0.25})
         put("fusion", spec, {"name": spec, "with": 2.0, "without": 3.0, "ratio": 1.5, "low": 1.4})
         put("fidelity", spec, {"name": spec, "text": "random tokens", "perplexity": [99.0, 99.0], "largest": 1e-6,
                                "kl": 2e-10})  # fmt: skip

@@ -189,7 +189,7 @@ def scores(spec: str, tokens: int, alphas: Sequence[float] = ALPHAS) -> dict[str
 
 
 def tuning(spec: str, tokens: int, trials: int) -> dict[str, Any]:
-    """The score before and after tuning: judged by the fixed weights, and in each one's own."""
+    """The scores of the programs before and after tuning, under the given weights and under the tuned ones."""
     from forge_eq.options import Options
     from forge_eq.tune import tune
 
@@ -197,6 +197,15 @@ def tuning(spec: str, tokens: int, trials: int) -> dict[str, Any]:
     start = time.perf_counter()
     found = tune(job, trials=trials)
     taken = time.perf_counter() - start
-    own = [again(job)["chosen"].extraction.cost]
-    own.append(again(job, alpha=found.alpha, target=found.target)["chosen"].extraction.cost)
-    return {"judged": [found.base, found.value], "own": own, "trials": trials, "seconds": taken}
+    given, tuned = before_and_after(job, found.settings)
+    return {"given": given, "tuned": tuned, "trials": trials, "seconds": taken}
+
+
+def before_and_after(job: Job, settings: Mapping[str, float]) -> tuple[list[float], list[float]]:
+    """Microseconds of the program chosen under the job's own settings and of that under others, by either."""
+    from forge_eq.tune.trial import Trials
+
+    known = Trials(job)
+    programs = [known.run(s).program for s in (known.base, settings)]
+    given, tuned = (known.predict(s, programs) for s in (known.base, settings))
+    return given, tuned

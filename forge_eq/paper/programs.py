@@ -32,7 +32,7 @@ def built(spec: str, tokens: int, attention: str = "sdpa") -> Model:
 def fusion(spec: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
     """Milliseconds with every rule and without those of attention, in turn, and the ratio with its lower bound."""
     from forge_eq.rules import default
-    from forge_eq.tune.measure import interleaved
+    from forge_eq.tune.measure import clock_of, interleaved
     from forge_eq.tune.order import speedup
 
     model = built(spec, tokens, "eager")
@@ -42,7 +42,7 @@ def fusion(spec: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
         for kept in sets
     ]
     with torch.no_grad():
-        found = interleaved([lambda p=p: p(*model.args) for p in programs], rounds)  # type: ignore[misc]
+        found = interleaved([lambda p=p: p(*model.args) for p in programs], rounds, clock_of(threads))  # type: ignore[misc]
     ratio, low = speedup(found[1], found[0])
     with_ms, without_ms = (1e3 * median(s) for s in found)
     return {"name": model.name, "with": with_ms, "without": without_ms, "ratio": ratio, "low": low}
