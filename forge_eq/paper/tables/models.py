@@ -110,8 +110,8 @@ def autotune(context: Context) -> Table:
     ]
     note = (
         f"{context.plan.trials} trials. The paper's change is from the default program under the default weights to "
-        "the tuned one under tuned weights: the scale moves with the weights, so that it says nothing about time. The last "
-        "columns compare both programs under one set of weights."
+        "the tuned one under tuned weights: the scale moves with the weights, so that it says nothing about time. The "
+        "last columns compare both programs under one set of weights."
     )
     return beside(context, "autotune", "the model's score before and after tuning", columns, ours, note)
 
