@@ -1,4 +1,4 @@
-"""The egglog engine: declarations once per rule set, then load, saturate, read.
+"""The egglog engine: declarations once per rule set, each when a program first needs it, then load, saturate, read.
 
 Takes a Graph and a RuleSet. Gives an EGraphView. Promises: a node is never lost, CSE is hash-consing, no
 rule fires outside its shape obligation, and growth stops at a named limit.
@@ -21,11 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from egglog import bindings
-
 from forge_eq.egraph.compile_rules import CompiledRule, constructor
 from forge_eq.egraph.demand import Demand
 from forge_eq.egraph.intern import INTERNER
+from forge_eq.egraph.native import bindings
 from forge_eq.egraph.read import read_view
 from forge_eq.egraph.view import EGraphView, Saturation
 from forge_eq.ir.constness import constant_nodes
@@ -71,6 +70,8 @@ class Engine:
         self.rules = [CompiledRule(r, i + 1) for i, r in enumerate(sorted(rules, key=lambda r: r.id))]
         self.demand = Demand.of(rules)
         self.declared: dict[str, tuple[Op, int]] = {}
+        self.active: dict[int, CompiledRule] = {}  # rules that are declared, by number
+        self.columns: dict[str, int] = {}  # of the relations of questions and answers
         self.tables: dict[int, str] = {}
         self.schedules: dict[tuple[int, ...], str] = {}
         self.asked: dict[tuple[int, ...], tuple[int, ...] | None] = {}
@@ -79,17 +80,6 @@ class Engine:
             self._forgotten(name, size)
         for name in ("N", "ty"):
             self._forgotten(name, 1, valued=True)
-        for one in self.rules:
-            self.declare(sorted(one.matched | one.made, key=lambda c: (c[0].name, c[1])))
-        columns: dict[str, int] = {}  # questions and answers begin with the rule's number
-        for want, answer, key, out in sorted({(*r.tables, r.key_size, r.answer_size) for r in self.rules}):
-            columns |= {want: 1 + key, answer: 1 + key + out}
-        for name, count in columns.items():
-            self._run(f"(relation {name} ({' '.join(['i64'] * count)}))")
-            if name in {r.tables[0] for r in self.rules}:
-                self._forgotten(name, count)
-        for one in self.rules:
-            self._run(one.text())
 
     def _run(self, text: str) -> list[Any]:
         return self.egraph.run_program(*self.egraph.parse_program(text))
@@ -125,6 +115,22 @@ class Engine:
                 known += "".join(f" (>= a{i} 0)" for i, (_, kind) in enumerate(op.attrs) if kind == "ints")
                 constness = f'((is_constant e)) :ruleset facts :name "constness of {name}"'
                 self._run(f"(rule ((= e ({name} {args})) {known}) {constness})")
+
+    def activate(self, rules: Iterable[CompiledRule]) -> None:
+        """Declares rules: a millisecond each, of which most programs need a third."""
+        for one in rules:
+            if one.index in self.active:
+                continue
+            self.active[one.index] = one
+            self.declare(sorted(one.matched | one.made, key=lambda c: (c[0].name, c[1])))
+            want, answer = one.tables
+            for name, count in (want, 1 + one.key_size), (answer, 1 + one.key_size + one.answer_size):
+                if name not in self.columns:  # questions and answers begin with the rule's number
+                    self.columns[name] = count
+                    self._run(f"(relation {name} ({' '.join(['i64'] * count)}))")
+                    if name == want:
+                        self._forgotten(name, count)
+            self._run(one.text())
 
     def _table(self, op: Op, arity: int) -> str:
         """The table that nodes of this op are loaded from: one for each number of columns, the op's number first."""
@@ -171,6 +177,7 @@ class Engine:
             waiting = [r for r in waiting if r.index not in usable]
         key = tuple(sorted(usable))
         if key not in self.schedules:
+            self.activate(self.rules[i - 1] for i in key)
             self.schedules[key] = name = f"all_{len(self.schedules)}"
             cuts = [i for i in key if self.rules[i - 1].wants_part]
             for kind, which in (("ask", key), ("fire", [i for i in key if i not in cuts]), ("cut", cuts)):
@@ -252,7 +259,7 @@ class Engine:
         functions = self.egraph.freeze().functions
         to_int = self.egraph.value_to_i64
         fresh: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        for want in sorted({r.tables[0] for r in self.rules}):
+        for want in sorted({r.tables[0] for r in self.active.values()}):
             for row in functions[want].rows:
                 index, *key = (to_int(v) for v in row.inputs)
                 question = (index, *key)
