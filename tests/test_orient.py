@@ -18,6 +18,7 @@ from forge_eq.capture.export import capture
 from forge_eq.errors import CheckError, ParseError
 from forge_eq.ir.graph import Graph
 from forge_eq.lower.check import check
+from forge_eq.lower.mincut import sink_side
 from forge_eq.lower.npu import Program
 from forge_eq.lower.orient import _Network, orient, orient_all, token_axes
 from forge_eq.lower.select import lower
@@ -196,6 +197,22 @@ def test_the_cut_is_a_cheapest_labelling(seed: int) -> None:
         for some in itertools.combinations(sorted(axes), size)
     )
     assert spent(program, network, set(network.cut())) == pytest.approx(best, abs=1e-2)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_minimum_cut_is_that_of_networkx(seed: int) -> None:
+    import networkx  # which torch brings along
+
+    rng = random.Random(seed)
+    nodes = ["s", "t", *range(rng.randint(0, 9))]
+    edges = [rng.sample(nodes, 2) for _ in range(rng.randint(1, 40))]
+    capacity = {("s", "t"): 0} | {(a, b): rng.choice((0, 1, 2, 3, 5, 1000)) for a, b in edges}
+    graph = networkx.DiGraph()
+    graph.add_weighted_edges_from(((a, b, size) for (a, b), size in capacity.items()), "capacity")
+    value, (_, far) = networkx.minimum_cut(graph, "s", "t", flow_func=networkx.algorithms.flow.boykov_kolmogorov)
+    found = sink_side(capacity, "s", "t")
+    assert found == far
+    assert sum(size for (a, b), size in capacity.items() if a not in found and b in found) == value
 
 
 # --------------------------------------------------------------------------------------------- refusals

@@ -32,6 +32,7 @@ from forge_eq.lower.layouts import (
     shape_of,
     token_axis,
 )
+from forge_eq.lower.mincut import sink_side
 from forge_eq.lower.npu import Instr, Program, operand_type
 from forge_eq.targets import Target
 from forge_eq.targets.price import REORDER, left_time, left_times, move_time, nbytes, row_part, row_time
@@ -210,14 +211,9 @@ class _Network:
 
     def cut(self) -> frozenset[int]:
         """Positions that work feature-major."""
-        import networkx
-        from networkx.algorithms.flow import boykov_kolmogorov
-
-        graph = networkx.DiGraph()
-        graph.add_nodes_from((SOURCE, SINK))
-        for (a, b), us in self.capacity.items():
-            graph.add_edge(a, b, **({} if us == inf else {"capacity": round(us * NANO)}))
-        _, (_, far) = networkx.minimum_cut(graph, SOURCE, SINK, flow_func=boykov_kolmogorov)
+        whole = {edge: round(us * NANO) for edge, us in self.capacity.items() if us != inf}
+        endless = 1 + sum(whole.values())
+        far = sink_side({edge: whole.get(edge, endless) for edge in self.capacity}, SOURCE, SINK)
         return frozenset(p for p in self.axes if p in far)
 
     def own(self, position: int) -> None:

@@ -7,6 +7,7 @@ spans groups.
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import subprocess
@@ -58,6 +59,7 @@ class Worker:
         self.name, self.log = name, log
         count = str(threads)
         environment = {**os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, "-m", "forge_eq.peers.worker", name, str(path), count]
         self._errors = log.open("ab")
         self.process = subprocess.Popen(
@@ -93,6 +95,7 @@ class Worker:
 
 def measure(cell: Cell, plan: Plan, weights: int, path: Path, logs: Path, tell: Tell) -> list[dict[str, Turn]]:
     """The sittings of a cell: in each, backends that ran in turn."""
+    compileall.compile_dir(Path(__file__).parents[1], quiet=2)  # as an installed package is, and the peers are
     sittings: list[dict[str, Turn]] = []
     groups = grouped(plan.backends, weights, available())
     for number in range(plan.rounds):

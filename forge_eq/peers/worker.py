@@ -34,12 +34,12 @@ class Phases:
         self.peak[name] = peak()
         self._at = now
 
-    def split(self, parts: dict[str, float]) -> None:
-        """The phase that has just ended in parts whose wall time is known; what is left over goes to ``other``."""
-        self("other")
+    def split(self, parts: dict[str, float], rest: str) -> None:
+        """The phase that has just ended in parts whose wall time is known; all that is left over is ``rest``."""
+        self(rest)
         for name, seconds in parts.items():
             self.wall[name] = self.wall.get(name, 0.0) + seconds
-        self.wall["other"] = max(0.0, self.wall["other"] - sum(parts.values()))
+        self.wall[rest] = max(0.0, self.wall[rest] - sum(parts.values()))
 
 
 def peak() -> int:
