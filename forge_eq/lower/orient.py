@@ -114,7 +114,12 @@ def _gains(program: Program, target: Target, instr: Instr) -> bool:
 def _left_time(program: Program, target: Target, instr: Instr) -> float | None:
     types, out = _types(program, instr)
     assert instr.op is not None
-    return left_time(target, instr.op, types, instr.attrs, out)
+    return left_time(target, instr.op, types, instr.attrs, out) if _left_known(program, instr) else None
+
+
+def _left_known(program: Program, instr: Instr) -> bool:
+    """Of weights [k, n] only a constant is transposed ahead (``run.model``); read by a flag it is another kernel."""
+    return instr.attrs[0] is True or instr.srcs[1] in program.constant_names
 
 
 def own_time(program: Program, target: Target, instr: Instr, layout: Layout) -> float:
@@ -128,7 +133,7 @@ def own_times(program: Program, target: Target, instr: Instr, layout: Layout | N
     types, out = _types(program, instr)
     order = instr.layout if layout is None else layout
     if is_layer(instr) and order:
-        left = left_times(target, instr.op, types, instr.attrs, out)
+        left = left_times(target, instr.op, types, instr.attrs, out) if _left_known(program, instr) else None
         if left is not None:
             return left
     part, row = row_part(target, instr.op, types, out), row_time(target, instr.op, types, instr.attrs, out)

@@ -19,6 +19,7 @@ from forge_eq.ir.sizes import is_symbolic
 from forge_eq.ir.types import NoneType, TensorType, TupleType, Type
 from forge_eq.lower.blocks import in_blocks
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
+from forge_eq.lower.pack import pack
 from forge_eq.lower.state import in_place, written_inputs
 from forge_eq.ops.spec import Op
 from forge_eq.targets import Target, load
@@ -32,7 +33,7 @@ def lower(graph: Graph, target: str | Target) -> Program:
         OptionsError: no such target.
     """
     chosen = load(target)
-    whole = expand(graph.live())
+    whole = pack(expand(graph.live()), chosen)
     return _Selector(in_blocks(whole, chosen.blocks) if chosen.blocks else whole, chosen).run()
 
 
@@ -57,7 +58,7 @@ def prefer(op: Op, target: Target, operands: Sequence[Type], results: Sequence[T
             reason = "an effect"
         elif op.traits.gather and not device.gathers:
             reason = "data-dependent reads are at home on the host"
-        elif not device.computes(kernel.unit, operands, results):
+        elif not device.computes(kernel.unit, operands, results, kernel.reads):
             shown = ", ".join(sorted({_dtype(t) for t in (*operands, *results)} - {*device.dtypes, "lit"}))
             reason = f"{device.name} has no {kernel.unit} unit for {shown or 'it'}"
         elif refusal := device.refusal(op.name, operands, results):

@@ -59,9 +59,9 @@ class Device:
             return f"{self.name} has at most {self.max_rank} axes, not {max(ranks)}"
         return ""
 
-    def computes(self, unit: str, operands: Iterable[Type], results: Iterable[Type]) -> bool:
-        """Whether the device has the unit and takes these operand and result types."""
-        readable = {*self.dtypes, *self.operand_dtypes, WEAK}
+    def computes(self, unit: str, operands: Iterable[Type], results: Iterable[Type], reads: Iterable[str] = ()) -> bool:
+        """Whether the device has the unit and takes these operand and result types; ``reads`` are the kernel's own."""
+        readable = {*self.dtypes, *self.operand_dtypes, *reads, WEAK}
         return (
             unit in self.units
             and all(isinstance(t, TensorType) and t.dtype in readable for t in _flat(operands))
@@ -85,6 +85,7 @@ class Target:
     """A target. Rates are peaks: ``peak_gflops`` in 1e9 operations/s, ``bandwidth_gbps`` and ``transfer_gbps`` in
     1e9 bytes/s; ``launch_us`` (per kernel) and ``transfer_us`` (per transition) in microseconds.
 
+    ``reorder_gbps`` is the rate of storing in another order what is larger than a core's cache (0: ``bandwidth_gbps``).
     ``weights`` scales predicted time per cost class of an op, or of a part of a class (``matmul.left``, a kernel's
     form); ``penalties`` is the relative slow-down, per cost class, of a fused kernel over its parts run alone.
     ``alignment`` of arena offsets is in bytes, a power of two. ``kernels`` are times of matrix kernels by form and
@@ -101,6 +102,7 @@ class Target:
     transfer_us: float
     transfer_gbps: float
     alignment: int = 64
+    reorder_gbps: float = 0.0
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     penalties: Mapping[str, float] = field(default_factory=dict, hash=False)
     kernels: Kernels = Kernels()
@@ -207,6 +209,7 @@ def parse(text: str, where: str = "<text>") -> Target:
         devices=devices,
         host=reader.text("host"),
         alignment=reader.power_of_two("alignment", 64),
+        reorder_gbps=reader.number("reorder_gbps", default=0.0),
         weights=reader.numbers("weights"),
         penalties=reader.numbers("penalties"),
         kernels=reader.kernels("kernels"),

@@ -15,6 +15,7 @@ from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
 from forge_eq.ops.spec import Op
 from forge_eq.targets import Target
 
+CACHE = 2 << 20  # bytes of a value whose two copies are about what a core's second-level cache holds
 REORDER = "movement.reorder"  # the part of a prediction that storing values in another order takes
 
 
@@ -55,14 +56,13 @@ def left_times(
     The plugin runs bias and activation as a kernel of their own behind it.
     """
     size = layer(op, types, out)
-    form = "left" if attrs[:1] == (True,) else "left_kn"  # attribute 0 of every linear layer: stored [n, k]
-    found = None if size is None else target.kernels.time(form, *size)
+    found = None if size is None else target.kernels.time("left", *size)
     if found is None:
         return None
-    part = f"{op.cost.cost_class}.{form}"
+    part = f"{op.cost.cost_class}.left"
     times = {part: target.weight(part) * found}
-    if len(types) > 2 or op.cost.form == "act":
-        times["elementwise"] = target.weight("elementwise") * target.kernel_time(elements(out), 2 * nbytes(out))
+    if behind := _behind(target, op, types, out):
+        times["elementwise"] = behind
     return times
 
 
@@ -78,6 +78,21 @@ def row_part(target: Target, op: Op, types: Sequence[Type], out: Type) -> str:
     return f"{op.cost.cost_class}.{op.cost.form}" if known else op.cost.cost_class
 
 
+def packed_time(target: Target, op: Op, types: Sequence[Type], out: Type) -> float | None:
+    """The same with its weight packed as small integers (``ops.packed``), by the kernel that unpacks on the way."""
+    size = layer(op, types, out)
+    found = None if size is None else target.kernels.time("packed", *size)
+    weight = target.weight(f"{op.cost.cost_class}.packed")
+    return None if found is None else weight * found + _behind(target, op, types, out)
+
+
+def _behind(target: Target, op: Op, types: Sequence[Type], out: Type) -> float:
+    """Bias and activation as a kernel of their own."""
+    if len(types) < 3 and op.cost.form != "act":
+        return 0.0
+    return target.weight("elementwise") * target.kernel_time(elements(out), 2 * nbytes(out))
+
+
 def best_time(target: Target, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float:
     """The lesser of the two: a value is transposed at the border of a region, not at each op."""
     row, left = row_time(target, op, types, attrs, out), left_time(target, op, types, attrs, out)
@@ -85,8 +100,14 @@ def best_time(target: Target, op: Op, types: Sequence[Type], attrs: tuple[Any, .
 
 
 def move_time(target: Target, size: float) -> float:
-    """Predicted microseconds to store a value of ``size`` bytes in another order."""
-    return target.weight(REORDER) * target.kernel_time(0.0, 2.0 * size)
+    """Predicted microseconds to store a value of ``size`` bytes in another order.
+
+    A transposition writes with strides: what fits a core's cache is done at its speed, the rest many times slower.
+    """
+    near = target.weight(REORDER) * target.kernel_time(0.0, 2.0 * size)
+    if not target.reorder_gbps or size <= CACHE:
+        return near
+    return max(near, target.launch_us + 2.0 * size / (target.reorder_gbps * 1e3))
 
 
 def layer(op: Op, types: Sequence[Type], out: Type) -> tuple[int, int, int] | None:
