@@ -26,10 +26,12 @@ from sheet import PAPER, Sheet, arguments, few, finish, one_of, paper, pieces, w
 OF_PAPER = {"gpt2": "GPT-2 (125M)", **{name: f.paper for name, f in FAMILIES.items() if f.paper}}
 OVER = 0.3  # seconds that 50 trials may take beyond their extractions
 VOCABULARY = 2048  # of a family that is compiled
+OWN = 20  # trials whose scores under their own weights are compared
 TABLE_18 = (
     "A score is what one set of weights says of a program. Under one set, a change is predicted time that the other "
-    "program saves. From a program under the given weights to another under the tuned ones (the paper's Table 18) the "
-    "scale changes with the weights: that figure says nothing about time, and any tuner may make it as low as it likes."
+    "program saves; the judge of tuning is the given set, which its own program already minimises. The least own score "
+    "is that of the trial whose weights call its program cheapest, which is how the paper's Table 18 compares: it "
+    "falls with the weights, whatever the program, and says nothing about time."
 )
 
 
@@ -145,7 +147,8 @@ def fill(sheet: Sheet, found: dict[str, Any]) -> None:
         over, trials = t["cost"][4], t["cost"][0]
         sheet.demand(f"{trials} trials of {name} beyond their extractions, processor s", over, OVER * trials / 50)
     head = ("model", "given us", "under given, tuned us", "change %", "under tuned, given us", "under tuned, tuned us",
-            "change %", "given to tuned %", "paper default", "paper tuned", "paper change %")  # fmt: skip
+            "change %", "least own score, change %", "its program under given, change %", "paper default",
+            "paper tuned", "paper change %")  # fmt: skip
     sheet.table("score before and after tuning", head, [(name, *t["score"]) for name, t in tuned.items()], TABLE_18)
 
 
@@ -190,6 +193,11 @@ def tuning(name: str, job: Any, trials: int) -> dict[str, Any]:
     found = tune(Job(job.options, job.source, {k: job.forms[k] for k in ("capture", "saturate")}), trials=trials)
     over = found.seconds["search"] - found.seconds["extract"]
     given, tuned = before_and_after(job, found.settings)
+    known, own = Trials(job), []
+    for settings, _ in found.history[:OWN]:
+        program = known.run(settings).program
+        own.append((known.predict(settings, [program])[0], known.predict(known.base, [program])[0]))
+    flattered = min(own)
     theirs = paper().get("autotune", {}).get("rows", {}).get(OF_PAPER.get(name, ""), ("", "", ""))
 
     def change(before: float, after: float) -> float:
@@ -198,7 +206,8 @@ def tuning(name: str, job: Any, trials: int) -> dict[str, Any]:
     return {
         "cost": (trials, found.programs, found.seconds["extract"], over, found.seconds["sampling"], found.base,
                  found.value),
-        "score": (*given, change(*given), *tuned, change(*tuned), change(given[0], tuned[1]), *theirs),
+        "score": (*given, change(*given), *tuned, change(*tuned), change(given[0], flattered[0]),
+                  change(given[0], flattered[1]), *theirs),
     }  # fmt: skip
 
 

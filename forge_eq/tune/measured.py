@@ -18,10 +18,9 @@ multiplied by the weights of all its beginnings. ``alpha`` among them is alpha i
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,55 +31,14 @@ from forge_eq.ir.graph import Graph
 from forge_eq.ir.types import TupleType
 from forge_eq.lower.npu import Program, operand_type
 from forge_eq.targets import Target
-from forge_eq.targets.kernels import FORMS, Kernels
+from forge_eq.targets.kernels import Kernels
+from forge_eq.tune.descent import Sample, Settings
 from forge_eq.tune.store import quiet, require
+from forge_eq.tune.variants import ALPHA, Variant, Weights, pairs
 
-Weights = Mapping[str, float]  # 1 where absent
-ALPHA = "alpha"
-UNIT = ("matmul", "matmul.plain")
-STEPS = 60  # of the descent
-TRIALS = 24
+TRIALS, TOP = 24, 5  # of the search for a fit's settings; the best so many of which give the weights together
 PRIOR, SOFTNESS = (0.005, 0.1), (0.015, 0.06)  # where the settings of a fit are looked for
 SOFT = 0.02  # share by which two predicted times differ where half of a step between right and wrong is made
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One program of a model: predicted microseconds by part, its measured time and the spread of that.
-
-    ``gain``: predicted microseconds that its fused ops save over their parts.
-    """
-
-    model: str
-    tokens: int
-    name: str
-    classes: Mapping[str, float]
-    measured: float
-    noise: float = 0.0
-    gain: float = 0.0
-
-    def predicted(self, weights: Weights) -> float:
-        """Predicted microseconds under weights."""
-        parts = (
-            us * math.prod(weights.get(n, 1.0) for n in _names(part, self.tokens))
-            for part, us in sorted(self.classes.items())
-        )
-        return math.fsum(parts) + (1.0 - weights.get(ALPHA, 1.0)) * self.gain
-
-
-def _names(part: str, tokens: int) -> Iterator[str]:
-    """The names of the weights that a part is multiplied by."""
-    words = part.split(".")
-    for end in range(1, len(words) + 1):
-        name = ".".join(words[:end])
-        yield name
-        if words[end - 1] in FORMS:
-            yield f"{name}@{tokens}"
-
-
-def _free(name: str, each: bool) -> bool:
-    """Whether a fit may change a weight. The plain kernel of products is the unit: only ratios order anything."""
-    return name not in UNIT and (each or "@" not in name)
 
 
 def read_variants(source: str | Path | Mapping[str, Any], base: str = "classes") -> list[Variant]:
@@ -108,20 +66,6 @@ def _variant(key: str, spread: float, name: str, row: Mapping[str, Any], base: s
     if not (0.0 < taken < math.inf and classes and all(0.0 <= v < math.inf for v in values)):
         raise OptionsError("tune", f"{key}, {name}", "has a time that is not finite and positive", "measure it again")
     return Variant(model, int(tokens), name, classes, taken, spread, float(row.get("gains", {}).get(base, 0.0)))
-
-
-def pairs(variants: Sequence[Variant]) -> list[tuple[Variant, Variant]]:
-    """(faster, slower) of one model at one size, apart by more than twice the larger of their spreads."""
-    groups: dict[tuple[str, int], list[Variant]] = {}
-    for v in variants:
-        groups.setdefault((v.model, v.tokens), []).append(v)
-    found = []
-    for group in groups.values():
-        for a, b in itertools.combinations(group, 2):
-            fast, slow = sorted((a, b), key=lambda v: v.measured)
-            if slow.measured - fast.measured > 2 * max(a.noise, b.noise) * fast.measured:
-                found.append((fast, slow))
-    return found
 
 
 def concordance(variants: Sequence[Variant], weights: Weights | None = None) -> float:
@@ -171,60 +115,6 @@ def _between(column: Mapping[int, float], tokens: int) -> float:
     return float(np.exp(np.interp(np.log(tokens), np.log(at), [math.log(column[t]) for t in at])))
 
 
-# --------------------------------------------------------------------------------------------------- fitting
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How weights are fitted. ``prior`` is what a squared log of a weight costs, ``soft`` the share by which two times
-    differ where their order begins to count as sure; ``each``: a weight for each number of tokens."""
-
-    prior: float = 0.01
-    soft: float = 0.03
-    each: bool = False
-    alpha: float = 1.0
-
-
-class _Sample:
-    """Variants as matrices, so that a fit is a matter of milliseconds."""
-
-    def __init__(self, variants: Sequence[Variant], each: bool) -> None:
-        import torch
-
-        cells = sorted({(part, v.tokens) for v in variants for part in v.classes})
-        used = {cell: [n for n in _names(*cell) if _free(n, each)] for cell in cells}
-        self.names = sorted({n for names in used.values() for n in names})
-        place = {cell: i for i, cell in enumerate(cells)}
-        self.of = torch.tensor([[float(n in used[cell]) for n in self.names] for cell in cells], dtype=torch.float64)
-        self.us = torch.zeros(len(variants), len(cells), dtype=torch.float64)
-        for row, v in enumerate(variants):
-            for part, us in v.classes.items():
-                self.us[row, place[part, v.tokens]] = us
-        self.gain = torch.tensor([v.gain for v in variants], dtype=torch.float64)
-        at = {id(v): row for row, v in enumerate(variants)}
-        self.pairs = [(v.model, at[id(v)], at[id(w)]) for v, w in pairs(variants)]
-
-    def fit(self, settings: Settings, without: str | None = None) -> dict[str, float]:
-        """Weights from the pairs of all models but one: a logistic loss of each pair's ratio, and the prior."""
-        import torch
-
-        rows = torch.tensor([[a, b] for model, a, b in self.pairs if model != without])
-        logs = torch.zeros(len(self.names), dtype=torch.float64, requires_grad=True)
-        descent = torch.optim.LBFGS([logs], max_iter=STEPS, line_search_fn="strong_wolfe")
-
-        def loss() -> Any:
-            descent.zero_grad()
-            told = (self.us @ (self.of @ logs).exp() + (1.0 - settings.alpha) * self.gain).log()
-            apart = (told[rows[:, 0]] - told[rows[:, 1]]) / settings.soft
-            value = torch.nn.functional.softplus(apart).mean() + settings.prior * (logs**2).sum()
-            value.backward()  # type: ignore[no-untyped-call]
-            return value
-
-        with torch.enable_grad():
-            descent.step(loss)  # type: ignore[no-untyped-call]
-        return {**dict(zip(self.names, logs.detach().exp().tolist(), strict=True)), ALPHA: settings.alpha}
-
-
 def fit(variants: Sequence[Variant], trials: int = TRIALS, seed: int = 0) -> dict[str, float]:
     """Weights whose predicted order agrees best with the measured one; all ones where no fit is better than those.
 
@@ -234,7 +124,7 @@ def fit(variants: Sequence[Variant], trials: int = TRIALS, seed: int = 0) -> dic
     known = pairs(variants)
     if not known:
         raise OptionsError("tune", "measured", "no pair differs by more than its noise", "measure more variants")
-    optuna, samples = require(), {each: _Sample(variants, each) for each in (False, True)}
+    optuna, samples = require(), {each: Sample(variants, each) for each in (False, True)}
     models = sorted({fast.model for fast, _ in known})
     own = {m: [v for v in variants if v.model == m] for m in models}
 
@@ -250,21 +140,33 @@ def fit(variants: Sequence[Variant], trials: int = TRIALS, seed: int = 0) -> dic
     def share(weights: Mapping[str, Weights]) -> float:
         return math.fsum(len(pairs(own[m])) * concordance(own[m], weights[m]) for m in models)
 
+    fused = any(v.gain for v in variants)  # else nothing tells one alpha from another
+
     def value(trial: Any) -> float:
-        return smooth(left_out(Settings(
+        settings = Settings(
             trial.suggest_float("prior", *PRIOR, log=True), trial.suggest_float("soft", *SOFTNESS, log=True),
-            trial.suggest_categorical("each", [False, True]), trial.suggest_float(ALPHA, 0.5, 1.0),
-        )))  # fmt: skip
+            trial.suggest_categorical("each", [False, True]),
+            trial.suggest_float(ALPHA, 0.5, 1.0) if fused else 1.0,
+        )  # fmt: skip
+        return smooth(left_out(settings))
 
     with quiet():
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
         for each in (False, True):
-            study.enqueue_trial({"prior": 0.01, "soft": 0.03, "each": each, ALPHA: 1.0})
+            study.enqueue_trial({"prior": 0.01, "soft": 0.03, "each": each, **({ALPHA: 1.0} if fused else {})})
         study.optimize(value, n_trials=trials)
-    best = Settings(**study.best_params)
-    if share(left_out(best)) <= share({key: {} for key in models}):
+    ranked = sorted(study.trials, key=lambda t: (-t.value, t.number))[:TOP]
+    best = [Settings(**t.params) for t in ranked]
+    judged = [left_out(settings) for settings in best]
+    if share({m: _mean([j[m] for j in judged]) for m in models}) <= share({m: {} for m in models}):
         return {**dict.fromkeys(samples[False].names, 1.0), ALPHA: 1.0}
-    return samples[best.each].fit(best)
+    return _mean([samples[settings.each].fit(settings) for settings in best])
+
+
+def _mean(weights: Sequence[Weights]) -> dict[str, float]:
+    """The geometric mean of several fits: it varies less than the best of them."""
+    names = sorted({n for w in weights for n in w})
+    return {n: math.exp(math.fsum(math.log(w.get(n, 1.0)) for w in weights) / len(weights)) for n in names}
 
 
 @dataclass(frozen=True, slots=True)
