@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from forge_eq.families import FAMILIES, build
 from forge_eq.families import PAPER as FAMILY
 from forge_eq.paper.graphs import ALPHAS, again, before_and_after, fused
+from forge_eq.tune.trial import Trials
 from sheet import PAPER, Sheet, arguments, few, finish, one_of, paper, pieces, where
 
 OF_PAPER = {"gpt2": "GPT-2 (125M)", **{name: f.paper for name, f in FAMILIES.items() if f.paper}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from forge_eq.npu.check import Report, check, judge
 from forge_eq.npu.compiler import Compiled, Compiler, Provider, Refused, native, provider
 from forge_eq.npu.diagnose import diagnose
 from forge_eq.npu.kept import as_json, simulation_of
-from forge_eq.npu.picture import chrome_trace, timeline
+from forge_eq.npu.picture import chrome_trace, lane_name, ticks, timeline
 from forge_eq.npu.segments import instruction, npu_segments, segment_model
 from forge_eq.npu.trace import parse
 from forge_eq.options import Options
@@ -75,6 +76,23 @@ def test_pictures() -> None:
     assert drawn.count("<title>") == 3  # what has no length is not drawn
     events = json.loads(chrome_trace(s, "x"))["traceEvents"]
     assert sum(e["ph"] == "X" for e in events) == len(s.tasks)
+
+
+@pytest.mark.parametrize(
+    ("total", "last", "count"),
+    [(1216.9, 1200.0, 7), (21.2, 20.0, 5), (0.5, 0.5, 11), (99.0, 90.0, 10), (100.0, 100.0, 11)],
+)
+def test_the_axis_has_round_numbers(total: float, last: float, count: int) -> None:
+    found = ticks(total)
+    assert found[0] == 0.0
+    assert found[-1] == pytest.approx(last)
+    assert len(found) == count
+
+
+def test_lanes_are_named_once() -> None:
+    assert lane_name("DMA DMA 0 CMX 2") == "DMA 0 CMX"
+    assert lane_name("Cluster (1) DPU 8") == "Cluster 1 DPU"
+    assert lane_name("Cluster (1) Shave 10") == "Cluster 1 SHAVE 10"
 
 
 def test_answers_are_kept_and_read_back() -> None:
@@ -232,29 +250,64 @@ def test_a_program_is_accepted_and_timed(npu: Compiler) -> None:
 # ------------------------------------------------------------------------------------------ forms for the NPU
 
 
-@pytest.mark.parametrize("mask", ["causal", "bool", "float", "none"])
-def test_the_npus_attention_computes_the_same(mask: str) -> None:
-    """The model for the NPU, run by OpenVINO's CPU plugin in f32, against the program by torch."""
+TRIL = torch.ones(6, 6, dtype=torch.bool).tril()
+MASKS = {
+    "rows": TRIL,
+    "bias": torch.zeros(1, 1, 6, 6).masked_fill(~TRIL, float("-inf")),
+    "keys": torch.tensor([[[[True, True, False, True, True, False]]]]),
+    "bias of each head": torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(7)),
+    "keys of each head": torch.randn(1, 4, 1, 6, generator=torch.Generator().manual_seed(8)) > -1,
+}
+
+
+class Attend(torch.nn.Module):
+    """Four query heads on two, or on four."""
+
+    def __init__(self, mask: torch.Tensor | None = None, causal: bool = False) -> None:
+        super().__init__()
+        self.mask, self.causal = mask, causal
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
+        function = torch.nn.functional.scaled_dot_product_attention
+        return function(q, k, v, mask[0] if mask else self.mask, is_causal=self.causal, enable_gqa=True)
+
+
+def as_the_npu_gets_it(made: Any, target: Any, inputs: list[torch.Tensor]) -> None:
+    """The models for the NPU, run by OpenVINO's CPU plugin in f32, against the program by torch."""
     import openvino as ov
 
     from forge_eq.run.openvino_builder import PRECISION
     from forge_eq.run.values import evaluate
 
-    tril = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
-    given = {"bool": tril, "float": torch.zeros(1, 1, 6, 6).masked_fill(~tril, float("-inf"))}.get(mask)
+    values = evaluate(made, [x.clone() for x in inputs])
+    segments = list(npu_segments(made, target))
+    assert segments
+    for segment in segments:
+        built = segment_model(made, segment)
+        assert built is not None
+        found = ov.Core().compile_model(built.model, "CPU", PRECISION)([values[r].numpy() for r in built.reads])
+        for port, register in enumerate(built.writes):
+            torch.testing.assert_close(torch.from_numpy(found[port]), values[register], rtol=1e-4, atol=1e-5)
 
-    class Attend(torch.nn.Module):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            function = torch.nn.functional.scaled_dot_product_attention
-            return function(q, k, v, given, is_causal=mask == "causal", enable_gqa=True)
 
-    shapes = [(1, 4, 6, 8), (1, 2, 6, 8), (1, 2, 6, 8)]
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize(("mask", "given"), [("none", False), ("causal", False), *itertools.product(MASKS, (0, 1))])
+def test_the_npus_attention_computes_the_same(mask: str, given: bool, heads: int) -> None:
+    """The mask a constant, or an argument."""
+    table = MASKS.get(mask)
+    shapes = [(1, 4, 6, 8), (1, heads, 6, 8), (1, heads, 6, 8)]
     inputs = [torch.randn(s, generator=torch.Generator().manual_seed(n)) for n, s in enumerate(shapes)]
-    made, target = program(Attend(), *inputs)
-    built = segment_model(made, next(npu_segments(made, target)))
-    assert built is not None
-    compiled = ov.Core().compile_model(built.model, "CPU", PRECISION)
-    values = evaluate(made, inputs)
-    found = compiled([values[r].numpy() for r in built.reads])
-    for port, register in enumerate(built.writes):
-        torch.testing.assert_close(torch.from_numpy(found[port]), values[register], rtol=1e-4, atol=1e-5)
+    inputs += [table] if given and table is not None else []
+    made, target = program(Attend(None if given else table, causal=mask == "causal"), *inputs)
+    as_the_npu_gets_it(made, target, inputs)
+
+
+def test_the_npus_step_over_a_cache_computes_the_same() -> None:
+    from forge_eq.cached import CachedLogits, causal
+    from forge_eq.families import build
+
+    module = CachedLogits(causal(build("llama-3.2-1b", 1, tiny=True)), 8).eval()
+    inputs = list(module.example(1))
+    made, target = program(module, *inputs)
+    assert any(i.op is not None and i.op.name.startswith("attention_parts") for i in made.instrs if i.device == "npu")
+    as_the_npu_gets_it(made, target, inputs)

@@ -19,6 +19,7 @@ import torch
 import forge_eq
 from forge_eq.capture import capture
 from forge_eq.errors import ForgeError, InputError, LowerError, NpuError
+from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program
 from forge_eq.lower.select import lower, prefer
 from forge_eq.npu.check import check
@@ -28,7 +29,7 @@ from forge_eq.npu.segments import npu_segments, segment_model
 from forge_eq.options import Options
 from forge_eq.pipeline import Job, run
 from forge_eq.schedule.plan import schedule
-from forge_eq.targets import load
+from forge_eq.targets import Target, load
 
 TARGET = replace(load("intel-npu-4000"), transfer_us=0.0, transfer_gbps=1e9)  # so that small programs are placed too
 
@@ -45,10 +46,10 @@ class Call(torch.nn.Module):
         return self.function(self.weight, *args)
 
 
-def program(function: Callable[..., Any], *args: Any) -> Program:
+def program(function: Callable[..., Any], *args: Any, target: Target = TARGET) -> Program:
     """The scheduled program of a function for the NPU."""
     job = Job(Options(target="intel-npu-4000"), forms={"capture": capture(Call(function).eval(), args)})
-    return schedule(lower(run(job, "extract")["extract"], TARGET), TARGET).program
+    return schedule(lower(run(job, "extract")["extract"], target), target).program
 
 
 def on_host(found: Program) -> set[str]:
@@ -182,7 +183,7 @@ def product_then(function: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
 
 PLACED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "six axes": (
-        product_then(lambda y: y.reshape(1, 2, 4, 2, 4, 64).permute(0, 1, 3, 2, 4, 5)),
+        product_then(lambda y: y.reshape(2, 2, 4, 2, 4, 32).permute(5, 4, 3, 2, 1, 0)),
         (torch.randn(64, 64),),
         "permute",
     ),
@@ -213,6 +214,40 @@ def test_and_what_is_left_for_the_npu_is_accepted(npu: Compiler, kind: str) -> N
     report = check(found, TARGET, npu)
     assert report.segments
     assert report.accepted, report.text()
+
+
+@pytest.mark.parametrize(
+    ("entry", "function", "name"),
+    [
+        ("exp", lambda w, x: torch.exp(x @ w) @ w, "exp"),
+        ("slice/strided", lambda w, x: (x @ w)[::2] @ w, "slice"),
+        ("matmul/broadcast", lambda w, x: (x @ w).view(2, 1, 32, 64) @ (x @ w).view(1, 2, 64, 32), "matmul"),
+    ],
+)
+def test_placement_respects_what_the_target_refuses(entry: str, function: Any, name: str) -> None:
+    npu = replace(TARGET.devices[0], refuses=(entry,))
+    strict = replace(TARGET, devices=(npu, *TARGET.devices[1:]))
+    assert name not in on_host(program(function, torch.randn(64, 64)))
+    found = program(function, torch.randn(64, 64), target=strict)
+    assert name in on_host(found)
+    assert "matmul" in {i.unit for i in found.instrs if i.device == "npu"}
+
+
+def windows(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Swin's partition into windows, between two products."""
+    y = (x @ w).reshape(1, 2, 4, 2, 4, 64).permute(0, 1, 3, 2, 4, 5)
+    return y.reshape(64, 64) @ w
+
+
+def test_axes_that_stay_neighbours_are_joined() -> None:
+    """openvino#37265: of six axes two are one, and one has size 1."""
+    found = program(windows, torch.randn(64, 64))
+    assert not on_host(found)
+    assert max(r.type.rank for r in found.vregs if isinstance(r.type, TensorType)) == 4
+
+
+def test_windows_are_accepted(npu: Compiler) -> None:
+    assert check(program(windows, torch.randn(64, 64)), TARGET, npu).accepted
 
 
 def test_grouped_attention_is_accepted(npu: Compiler) -> None:

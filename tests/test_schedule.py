@@ -86,9 +86,9 @@ def test_the_order_is_optimal_on_small_programs() -> None:
 def test_memory_bound_keeps_program_order_when_phases_would_hoard() -> None:
     """Ten big host results, each used at once by the network: gathering the host work would keep all ten alive."""
     d = Draft("hoard")
-    seed, acc = d.input("f64", 1), d.input(F, 256, 256)
+    seed, acc = d.input("f64", 1), d.input(F, 512, 512)
     for _ in range(10):
-        big = d.opaque(TensorType(F, (256, 256)), seed)
+        big = d.opaque(TensorType(F, (512, 512)), seed)
         acc = d.op(linalg.matmul, acc, big)
     selected = lower(d.done(acc), NPU)
     tight, loose = schedule(selected, NPU, slack=1.1), schedule(selected, NPU, slack=100.0)
@@ -96,6 +96,20 @@ def test_memory_bound_keeps_program_order_when_phases_would_hoard() -> None:
         check(made, selected, NPU)
     assert loose.figures.transitions == 1 < tight.figures.transitions
     assert tight.figures.peak <= 1.1 * tight.figures.peak_before < loose.figures.peak
+
+
+def test_a_few_kilobytes_are_worth_a_transition() -> None:
+    """The same with small values: they wait for each other, since they are moved in less time than a transition."""
+    d = Draft("small")
+    seed, acc = d.input("f64", 1), d.input(F, 16, 16)
+    for _ in range(10):
+        acc = d.op(linalg.matmul, acc, d.opaque(TensorType(F, (16, 16)), seed))
+    selected = lower(d.done(acc), NPU)
+    free = replace(NPU, transfer_us=0.0)
+    placed = materialise(selected, [i.device for i in selected.instrs], NPU.host)
+    (_, made), (_, thrifty) = order(placed, NPU), order(placed, free)
+    assert made.transitions == 1 < thrifty.transitions
+    assert thrifty.peak <= 1.1 * thrifty.peak_before < made.peak
 
 
 def test_islands_move_to_the_host() -> None:

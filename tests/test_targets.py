@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,21 @@ def test_shipped_targets_load() -> None:
         assert (target.name, target.host) == (name, "cpu")
         assert targets.load(target) is target
         hash(target)
+
+
+def test_what_a_compiler_refuses() -> None:
+    npu = replace(
+        targets.load("intel-npu-4000").accelerators[0], refuses=("exp", "add/rank3", "mul/f16", "slice/strided")
+    )
+    a, b = TensorType("f32", (2, 1, 4, 4)), TensorType("f32", (2, 3, 4, 4))
+    small, half = TensorType("f32", (4, 4, 4)), TensorType("f16", (4, 4))
+    assert npu.refusal("exp", [a], [a]) == "the compiler of npu refuses exp"
+    assert npu.refusal("add", [small, half], [small]) == "the compiler of npu refuses add/rank3"
+    assert npu.refusal("mul", [a, half], [a]).endswith("mul/f16")
+    assert npu.refusal("slice", [a], [a], step=2).endswith("slice/strided")
+    assert not any([npu.refusal("add", [a, a], [a]), npu.refusal("mul", [a, a], [a]), npu.refusal("slice", [a], [a])])
+    assert targets.kinds([a, b]) == {"f32", "rank4", "broadcast"}
+    assert targets.kinds([a, TensorType("f32", (2, 1, 4, 9))], step=2) == {"f32", "rank4", "strided"}
 
 
 def test_a_path_loads_like_a_name(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from forge_eq.errors import LowerError
 from forge_eq.ir.expand import expand_graph
 from forge_eq.ir.graph import Graph, Node
 from forge_eq.ir.sizes import is_symbolic
 from forge_eq.ir.types import NoneType, TensorType, TupleType, Type
+from forge_eq.lower.axes import with_fewer_axes
 from forge_eq.lower.blocks import in_blocks
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
 from forge_eq.lower.pack import pack
@@ -34,6 +36,8 @@ def lower(graph: Graph, target: str | Target) -> Program:
     """
     chosen = load(target)
     whole = pack(expand(graph.live()), chosen)
+    if most := min((d.max_rank for d in chosen.accelerators if d.max_rank), default=0):
+        whole = with_fewer_axes(whole, most)
     return _Selector(in_blocks(whole, chosen.blocks) if chosen.blocks else whole, chosen).run()
 
 
@@ -47,9 +51,12 @@ def expand(graph: Graph) -> Graph:
     return expand_graph(graph, lambda node: node.op.kernel is None)
 
 
-def prefer(op: Op, target: Target, operands: Sequence[Type], results: Sequence[Type]) -> tuple[str, str, str]:
+def prefer(
+    op: Op, target: Target, operands: Sequence[Type], results: Sequence[Type], attrs: Sequence[Any] = ()
+) -> tuple[str, str, str]:
     """(device, unit, reason): the first accelerator that computes ``op`` on these types, else the host."""
     kernel = op.kernel
+    step = int({name: value for (name, _), value in zip(op.attrs, attrs, strict=False)}.get("step", 1))
     if kernel is None:
         return target.host, TORCH, "an effect" if op.effectful else "no kernel: torch runs it"
     reason = "the only device"
@@ -61,7 +68,7 @@ def prefer(op: Op, target: Target, operands: Sequence[Type], results: Sequence[T
         elif not device.computes(kernel.unit, operands, results, kernel.reads):
             shown = ", ".join(sorted({_dtype(t) for t in (*operands, *results)} - {*device.dtypes, "lit"}))
             reason = f"{device.name} has no {kernel.unit} unit for {shown or 'it'}"
-        elif refusal := device.refusal(op.name, operands, results):
+        elif refusal := device.refusal(op.name, operands, results, step):
             reason = refusal
         else:
             return device.name, kernel.unit, "has the kernel"
@@ -122,7 +129,7 @@ class _Selector:
         srcs = tuple(self.parts[i][0] for i in node.inputs)
         types = [self.graph.nodes[i].type for i in node.inputs]
         results = (node.type.items or (NoneType(),)) if isinstance(node.type, TupleType) else (node.type,)
-        device, unit, _ = prefer(node.op, self.target, types, results)
+        device, unit, _ = prefer(node.op, self.target, types, results, node.attrs)
         alias = srcs[0] if node.op.traits.view and isinstance(srcs[0], int) else None
         dsts = tuple(self.define(t, device, alias) for t in results)
         self.instrs.append(Instr(node.op, dsts, srcs, node.attrs, device, unit, node.id, node.origin))

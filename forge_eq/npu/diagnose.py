@@ -80,7 +80,8 @@ def diagnose(refused: Refused, program: Program | None = None) -> Diagnosis:
     whole = f"{refused.log}\n{refused.message}".splitlines()
     lines = [_LEVEL.sub("", line).strip() for line in whole if "[WARNING]" not in line and "[INFO]" not in line]
     told = [line for line in lines if line and not _NOISE.match(line)]
-    errors = told or [""]
+    logged = [_LEVEL.sub("", line).strip() for line in whole if "[ERROR]" in line]
+    errors = logged + [line for line in told if line not in logged] or [""]
     text = "\n".join(errors)
     node, instr = _culprit("\n".join(told), program)
     for pattern, reason, remedy in KNOWN:

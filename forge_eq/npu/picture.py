@@ -7,6 +7,7 @@ at least a pixel long is drawn to scale, and shorter ones are joined with their 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from html import escape
@@ -60,7 +61,7 @@ def timeline(simulation: Simulation, title: str) -> str:
 
 def _row(number: int, lane: str, tasks: list[Task], scale: float) -> Iterable[str]:
     y = TOP + number * (ROW + GAP)
-    yield f'<text x="{LEFT - 8}" y="{y + 12}" font-size="11" text-anchor="end">{escape(lane)}</text>'
+    yield f'<text x="{LEFT - 8}" y="{y + 12}" font-size="11" text-anchor="end">{escape(lane_name(lane))}</text>'
     for start, end, engine, name in _joined(tasks, 1.0 / scale):
         x, wide = LEFT + start * scale, max((end - start) * scale, 0.5)
         tip = f"<title>{escape(name)}: {start:.1f} to {end:.1f} us</title>"
@@ -80,11 +81,27 @@ def _joined(tasks: list[Task], least: float) -> Iterable[tuple[float, float, str
     yield from last
 
 
+def lane_name(lane: str) -> str:
+    """A lane's name without what it says twice: ``DMA DMA 0 CMX 2`` is ``DMA 0 CMX``."""
+    words = lane.replace("(", "").replace(")", "").replace("Shave", "SHAVE").split()
+    words = words[1:] if words[:1] == words[1:2] else words
+    return " ".join(words if words[-2:-1] == ["SHAVE"] else words[:-1])  # a cluster has several SHAVEs
+
+
+def ticks(total: float) -> list[float]:
+    """Round numbers from 0, five to ten steps of them up to ``total``."""
+    power = 10.0 ** math.floor(math.log10(max(total, 1e-9)))
+    step = next(s * power for s in (0.1, 0.2, 0.5, 1.0) if total / (s * power) <= 10.0)
+    return [step * n for n in range(math.floor(total / step) + 1)]
+
+
 def _axis(total: float, scale: float, height: int) -> Iterable[str]:
-    for tenth in range(11):
-        x = LEFT + total * tenth / 10 * scale
+    for moment in ticks(total):
+        x = LEFT + moment * scale
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height}" stroke="#dddddd"/>'
-        yield f'<text x="{x:.1f}" y="{TOP - 10}" font-size="10" text-anchor="middle">{total * tenth / 10:.0f} us</text>'
+        yield f'<text x="{x:.1f}" y="{TOP - 10}" font-size="10" text-anchor="middle">{moment:g} us</text>'
+    x = LEFT + total * scale
+    yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height}" stroke="#888888"/>'
 
 
 def _legend(simulation: Simulation, y: int) -> list[str]:
@@ -95,8 +112,12 @@ def _legend(simulation: Simulation, y: int) -> list[str]:
         told = f"{engine.upper()} busy {time:.0f} us"
         parts.append(f'<text x="{x + 17}" y="{y}" font-size="11">{told}</text>')
         x += 190
+    parts.append(f'<text x="{x}" y="{y}" font-size="11">together {simulation.total:.1f} us; longest layers:</text>')
     lines = ["".join(parts)]
     for number, layer in enumerate(sorted(simulation.layers, key=lambda x: (-x.share, x.name))[:8]):
-        told = f"{layer.share:8.1f} us  {layer.kind}  {layer.name}{'  (has a kernel without a price)' * layer.unknown}"
-        lines.append(f'<text x="{LEFT}" y="{y + 22 + 16 * number}" font-size="11">{escape(told)}</text>')
+        below = y + 22 + 16 * number
+        kind = "" if layer.kind.startswith("<") else layer.kind
+        told = " ".join(w for w in (layer.name, kind, "(a kernel without a price)" * layer.unknown) if w)
+        time = f'<text x="{LEFT - 8}" y="{below}" font-size="11" text-anchor="end">{layer.share:.1f} us</text>'
+        lines.append(f'{time}<text x="{LEFT}" y="{below}" font-size="11">{escape(told)}</text>')
     return lines

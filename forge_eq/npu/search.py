@@ -6,7 +6,7 @@ are equal programs (``lower.blocks``); the compiler's simulated time decides, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from forge_eq.ir.graph import Graph
@@ -28,13 +28,11 @@ class Found:
 
 
 def forms(target: Target) -> Iterator[tuple[str, Target]]:
-    """The target's own blocks first; then none, only split products apart, and inner parts of two and four."""
+    """The target's own blocks first; then none, only inner products in two parts, and all in four."""
     yield "target", target
-    never = 1 << 30
     yield "whole", replace(target, blocks=None)
-    yield "outer", replace(target, blocks=Blocks(never, never, 1, outer=True))
-    for parts in (2, 4):
-        yield f"inner {parts}", replace(target, blocks=Blocks(2048, 16, parts, outer=True))
+    yield "inner 2", replace(target, blocks=Blocks(2048, 16, 2, outer=False))
+    yield "inner 4", replace(target, blocks=Blocks(2048, 16, 4, outer=True))
 
 
 def search(
@@ -43,8 +41,9 @@ def search(
     compiler: Compiler,
     platform: str = "4000",
     on_form: Callable[[str], None] | None = None,
+    names: Collection[str] | None = None,
 ) -> Found:
-    """Compiles every form that differs from those before it.
+    """Compiles every form that differs from those before it; with ``names`` only those.
 
     Raises: as :func:`forge_eq.npu.check.check`.
     """
@@ -52,6 +51,8 @@ def search(
     times: dict[str, float] = {}
     seen: set[object] = set()
     for name, variant in forms(target):
+        if names is not None and name not in names:
+            continue
         plan = schedule(lower(graph, variant), variant)
         if plan.program.instrs in seen:
             continue

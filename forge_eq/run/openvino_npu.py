@@ -8,7 +8,7 @@ miscompiles of the CPU plugin is left out: each such repair would be one more ke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ class NpuBuilder(NodeBuilder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._matrices: dict[str, Any] = {}
+        self._matrices: dict[tuple[str, int], Any] = {}  # by name and how often its rows are stacked
 
     def _plain(self, name: str, *operands: Any) -> Any:
         return self._named(getattr(self.opset, name)(*self._alike(operands)))
@@ -79,38 +79,87 @@ class NpuBuilder(NodeBuilder):
         causal: bool = False,
         empty: str = "nan",
     ) -> Any:
-        """Scores, an additive mask, softmax, product: the compiler makes its own attention kernel of it."""
-        *_, heads, queries, _ = self.shape(q)
-        *_, groups, keys, _ = self.shape(v)
-        if groups != heads:
-            k, v = self.repeat_heads(k, heads // groups), self.repeat_heads(v, heads // groups)
+        """Scores, an additive mask, softmax, product: the compiler makes its own attention kernel of it.
+
+        Query heads that share a key head are stacked along the tokens, so that no key or value is repeated: 1290 us
+        against 1369 us for two layers of Granite, simulated. A mask is stacked too: a constant one when it is made.
+        """
+        *outer, heads, queries, size = self.shape(q)
+        *_, groups, keys, width = self.shape(v)
+        times = heads // groups
+        q = q if times == 1 else self.reshaped(q, [*outer, groups, times * queries, size])
         scores = self.matmul(q, k, False, True)
         scores = scores if scale == 1.0 else self.multiply(scores, scale)
-        if causal:
-            mask = self.causal_mask(queries, keys)
-        if mask is not None:
-            bias = self.additive(mask, scores)
-        elif bias is not None and bias.get_type_name() == "Constant":
-            bias = self.matrix(bias, lambda table: table.clamp(min=MASKED))
-        scores = scores if bias is None else self.add(scores, bias)
-        return self.matmul(self.plain_softmax(scores, self.rank(scores) - 1), v, False, False)
+        allowed = self.causal_mask(queries, keys) if causal else mask
+        if allowed is not None or bias is not None:
+            scores = self.add(scores, self.stacked(bias if allowed is None else allowed, scores, times, queries))
+        out = self.matmul(self.plain_softmax(scores, self.rank(scores) - 1), v, False, False)
+        return out if times == 1 else self.reshaped(out, [*outer, heads, queries, width])
 
-    def additive(self, mask: Any, like: Any) -> Any:
-        """A boolean mask as what is added to the scores: 0 where it holds. A constant one is computed here."""
-        if mask.get_type_name() != "Constant":
-            return self.select(mask, self.number(0.0, like), self.number(MASKED, like))
-        return self.matrix(mask, lambda table: torch.where(table.bool(), 0.0, MASKED))
+    def attention_parts(
+        self, q: Any, parts: Sequence[tuple[Any, Any, Any]], scale: float, kind: str, empty: str
+    ) -> Any:
+        """Attention over keys in several places, which are copied into one.
 
-    def matrix(self, node: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        With scores joined in their place, as on the CPU, the compiler takes the halves of the weights for an attention
+        of its own and fails ("DecomposeAttention").
+        """
+        keys, values = ([part[n] for part in parts] for n in (0, 1))
+        rows = max(self.rank(mask) for _, _, mask in parts)
+        masks = [self.reshaped(m, [1] * (rows - self.rank(m)) + self.shape(m)) for _, _, m in parts]
+        shapes = [self.shape(m) for m in masks]
+        wide = [max(sizes) for sizes in zip(*(shape[:-1] for shape in shapes), strict=True)]
+        masks = [
+            m if shape[:-1] == wide else self.broadcast(m, self.i64([*wide, shape[-1]]))
+            for m, shape in zip(masks, shapes, strict=True)
+        ]
+        joined = self.concat(masks, rows - 1)
+        k, v = (self.concat(x, self.rank(x[0]) - 2) for x in (keys, values))
+        return self.attention(q, k, v, scale, **({"bias": joined} if kind == "bias" else {"mask": joined}))
+
+    def stacked(self, given: Any, scores: Any, times: int, queries: int) -> Any:
+        """A mask or bias over [.., h, s, t] as what is added to scores [.., h / n, n s, t], ``n`` being ``times``."""
+        if given.get_type_name() == "Constant":
+            return self.matrix(given, lambda table: _stacked(additive(table), times, queries), times)
+        if self.type(given).is_integral():  # boolean
+            given = self.select(given, self.number(0.0, scores), self.number(MASKED, scores))
+        shape = [1] * (3 - self.rank(given)) + self.shape(given)
+        if times == 1 or shape[-3:-1] == [1, 1]:
+            return given
+        if shape[-3] == 1:
+            return self.concat([self.reshaped(given, shape)] * times, len(shape) - 2)
+        if shape[-2] == 1 < queries:
+            shape[-2] = queries
+            given = self.broadcast(given, self.i64(shape))
+        return self.reshaped(given, [*shape[:-3], shape[-3] // times, times * queries, shape[-1]])
+
+    def matrix(self, node: Any, change: Callable[[torch.Tensor], torch.Tensor], times: int) -> Any:
         """A constant changed, once for all layers, and without its leading axes of size 1.
 
         A matrix is kept on the device from one layer to the next: 336 us against 398 us for two layers of GPT-2's
         attention, simulated.
         """
-        name = node.get_friendly_name()
-        if name not in self._matrices:
+        key = node.get_friendly_name(), times
+        if key not in self._matrices:
             table = change(torch.from_numpy(node.get_data().copy()))
             while table.dim() > 2 and table.shape[0] == 1:
                 table = table[0]
-            self._matrices[name] = self.constant(table)
-        return self._matrices[name]
+            self._matrices[key] = self.constant(table)
+        return self._matrices[key]
+
+
+def additive(table: torch.Tensor) -> torch.Tensor:
+    """A boolean mask, or a bias, as what is added to scores that are f16."""
+    return torch.where(table, 0.0, MASKED) if table.dtype is torch.bool else table.clamp(min=MASKED)
+
+
+def _stacked(table: torch.Tensor, times: int, queries: int) -> torch.Tensor:
+    """A table over [.., h, s, t] for heads stacked along the tokens: [.., h / n, n s, t], or a matrix that fits it."""
+    while table.dim() < 3:
+        table = table[None]
+    if times == 1 or table.shape[-3:-1] == (1, 1):
+        return table
+    if table.shape[-3] == 1:
+        return table.repeat(*[1] * (table.dim() - 2), times, 1)
+    wide = table.expand(*table.shape[:-2], queries, table.shape[-1])
+    return wide.reshape(*table.shape[:-3], table.shape[-3] // times, times * queries, table.shape[-1])

@@ -47,7 +47,7 @@ def place(program: Program, target: Target) -> tuple[Placement, ...]:
 def _preferred(program: Program, target: Target, instr: Instr) -> Placement:
     assert instr.op is not None, "a selected program has no copies"
     operands = [operand_type(program, s) for s in instr.srcs]
-    device, _, reason = prefer(instr.op, target, operands, [program.vregs[d].type for d in instr.dsts])
+    device, _, reason = prefer(instr.op, target, operands, [program.vregs[d].type for d in instr.dsts], instr.attrs)
     return Placement(device, reason)
 
 

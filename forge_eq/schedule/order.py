@@ -2,7 +2,8 @@
 
 Takes a program with final devices and explicit copies. Gives the same program in another order, and figures.
 Promises: dependences and the order of effects are kept; peak memory is at most ``slack`` times that of the given
-order; among the candidates the fewest transitions win, then the lowest peak; deterministic.
+order, or as many bytes more as are moved in the time of one transition; among the candidates the fewest transitions
+win, then the lowest peak; deterministic.
 Not here: devices, copies, offsets.
 
 An instruction's phase is the largest number of device changes on a path to it. Running phase after phase needs as
@@ -63,11 +64,16 @@ def dependences(program: Program) -> list[list[int]]:
 
 
 def order(program: Program, target: Target, slack: float = 1.1) -> tuple[Program, Figures]:
-    """The program in the best of a few orders; ``slack`` bounds peak memory relative to the given order."""
+    """The program in the best of a few orders; ``slack`` bounds peak memory relative to the given order.
+
+    A step of one token has values of a few kilobytes: there no transition is worth what ``slack`` would save. So memory
+    may always grow by what a transition costs, in bytes at the transfer rate.
+    """
     before = dependences(program)
     given = live_peaks(program, target)
     peak_before = sum(given.values())
-    limit = peak_before * max(slack, 1.0)
+    worth = target.transfer_us * target.transfer_gbps * 1e3
+    limit = max(peak_before * max(slack, 1.0), peak_before + worth)
     least = _least_transitions(program.instrs, before)
     name, made, peak = _best(program, target, before, given, limit)
     copies = [i for i in made.instrs if i.is_copy]

@@ -34,7 +34,8 @@ class Device:
     ``units`` are the kernel units it has. ``dtypes`` are the element types it computes; ``operand_dtypes`` those that
     it only accepts as an operand (a boolean mask). ``gathers`` tells whether data-dependent reads are at home here.
     ``memory_mib`` limits its arena and ``max_rank`` the axes of a value (0: no limit). ``kind`` is the executor,
-    ``openvino`` or ``torch``. ``refuses`` are ops that its compiler does not take, whatever their unit.
+    ``openvino`` or ``torch``. ``refuses`` are ops that its compiler does not take: ``op``, or ``op/KIND`` on
+    operands of a kind, which is an element type, ``rank4`` or the like, ``broadcast`` or ``strided`` (:func:`kinds`).
     """
 
     name: str
@@ -47,10 +48,12 @@ class Device:
     max_rank: int = 0
     refuses: tuple[str, ...] = ()
 
-    def refusal(self, op: str, operands: Iterable[Type], results: Iterable[Type]) -> str:
+    def refusal(self, op: str, operands: Iterable[Type], results: Iterable[Type], step: int = 1) -> str:
         """Why the device's compiler does not take this op on these types, though it has the unit; else empty."""
-        if op in self.refuses:
-            return f"the compiler of {self.name} refuses {op}"
+        operands = tuple(operands)
+        for entry in (op, *(f"{op}/{kind}" for kind in sorted(kinds(operands, step)))) if self.refuses else ():
+            if entry in self.refuses:
+                return f"the compiler of {self.name} refuses {entry}"
         tensors = [t for t in _flat([*operands, *results]) if isinstance(t, TensorType)]
         if self.max_rank and any(t.elements == 0 for t in tensors):
             return f"the compiler of {self.name} crashes on a value without elements"
@@ -142,6 +145,15 @@ class Target:
     def kernel_time(self, flops: float, nbytes: float) -> float:
         """Predicted microseconds of one kernel: launch plus the slower of arithmetic and traffic (a roofline)."""
         return self.launch_us + max(flops / (self.peak_gflops * 1e3), nbytes / (self.bandwidth_gbps * 1e3))
+
+
+def kinds(operands: Iterable[Type], step: int = 1) -> set[str]:
+    """What can be said of an op's operands in ``refuses``: element types, the largest number of axes, ``broadcast``
+    where their axes before the last two differ, ``strided`` where not every element is taken (``step``)."""
+    tensors = [t for t in _flat(operands) if isinstance(t, TensorType) and t.dtype != WEAK]
+    found = {t.dtype for t in tensors} | {f"rank{max((t.rank for t in tensors), default=0)}"}
+    found |= {"broadcast"} if len({t.shape[:-2] for t in tensors}) > 1 else set()
+    return found | ({"strided"} if step != 1 else set())
 
 
 def _flat(types: Iterable[Type]) -> list[TensorType | ScalarType | NoneType]:
