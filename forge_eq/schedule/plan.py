@@ -95,18 +95,18 @@ def parts(program: Program, target: Target) -> dict[str, float]:
     ``transfer`` copies and transitions. A part is proportional to the weight of its name (``Target.weight``).
     """
     free, together = folded(program, target), joined(program, target)
-    found = defaultdict(float, border_times(program, target))
+    found = defaultdict(list, {name: [us] for name, us in border_times(program, target).items()})
     for position, instr in enumerate(program.instrs):
         if instr.op is None or instr.op.traits.view or position in free:
             continue
         cost_class = instr.op.cost.cost_class
         if position in together:
             name = f"{cost_class}.joined"
-            found[name] += JOINED * target.weights.get(name, 1.0) * kernel_time(program, target, instr)
+            found[name].append(JOINED * target.weights.get(name, 1.0) * kernel_time(program, target, instr))
         else:
             for name, us in own_times(program, target, instr).items():
-                found[name] += us
+                found[name].append(us)
     moved = sum(program.vregs[d].nbytes for i in program.instrs if i.is_copy for d in i.dsts)
     copies = moved / (target.transfer_gbps * 1e3) + program.transitions * target.transfer_us
-    found["transfer"] += target.weight("transfer") * copies
-    return {name: us for name, us in sorted(found.items()) if us > 0.0}
+    found["transfer"].append(target.weight("transfer") * copies)
+    return {name: total for name, each in sorted(found.items()) if (total := math.fsum(each)) > 0.0}
