@@ -150,10 +150,10 @@ class _Symmetric:
     def tried(self, groups: torch.Tensor, step: Any) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
         """Which groups have such parts, or None for all, and the parts."""
         scale = groups.abs().amax(1) / step
-        whole = (groups / scale.clamp_min(TINY).unsqueeze(1)).round_()
-        equal = (whole * scale.unsqueeze(1)).eq(groups)
-        narrow = step < 128 or bool(whole.amax() < 128)
-        return (None if narrow and bool(equal.all()) else equal.all(1) & (whole.amax(1) < 128)), [whole, scale]
+        whole = (groups * scale.clamp_min(TINY).reciprocal().unsqueeze(1)).round_()
+        off = (whole * scale.unsqueeze(1)).sub_(groups).abs_()
+        every = bool(off.amax() == 0) and (step < 128 or bool(whole.amax() < 128))
+        return (None if every else (off.amax(1) == 0) & (whole.amax(1) < 128)), [whole, scale]
 
 
 class _Affine(_Symmetric):
@@ -179,14 +179,15 @@ class _Affine(_Symmetric):
         (count, bits), least, most = step, groups.amin(1), groups.amax(1)
         even = most == least  # one value has no range: it is once itself
         scale = _rounded((most - least) / count, bits).clamp_min_(TINY)
-        whole = (groups - least.unsqueeze(1)).div_(scale.unsqueeze(1)).round_()
-        equal = (whole * scale.unsqueeze(1)).add_(least.unsqueeze(1)).eq(groups)
+        whole = (groups - least.unsqueeze(1)).mul_(scale.reciprocal().unsqueeze(1)).round_()
+        off = (whole * scale.unsqueeze(1)).add_(least.unsqueeze(1)).sub_(groups).abs_()
         if bool(even.any()):
-            whole[even], equal[even] = 1.0, True
+            whole[even], off[even] = 1.0, 0.0
             scale = torch.where(even, least, scale)
         offset = torch.where(even, 0.0, -least / scale)
-        every = bool(equal.all()) and bool(whole.amax() < 256) and bool(offset.isfinite().all())
-        return (None if every else equal.all(1) & (whole.amax(1) < 256) & offset.isfinite()), [whole, scale, offset]
+        every = bool(off.amax() == 0) and bool(whole.amax() < 256) and bool(offset.isfinite().all())
+        fits = None if every else (off.amax(1) == 0) & (whole.amax(1) < 256) & offset.isfinite()
+        return fits, [whole, scale, offset]
 
 
 def _any_step(groups: torch.Tensor, offset: torch.Tensor, scales: torch.Tensor) -> bool:
