@@ -18,9 +18,11 @@ import sys
 from collections import Counter
 from typing import Any
 
-from family_runs import CHILDREN, DEEP, DEPTHS, REPEATS, RESTRICTED, Kept, measured, source_hash
+from family_runs import CHILDREN, DEEP, DEPTHS, REPEATS, measured, source_hash
 from fidelity import EAGER, OURS, PLAIN, PLAIN_FACTOR, RMSE_FACTOR
 from forge_eq.families import FAMILIES, layers_of
+from forge_eq.paper.graphs import RESTRICTED
+from forge_eq.report.kept import Kept
 from sheet import PAPER, Sheet, arguments, finish, one_of, paper, progress, tell, where
 from stages import MIB, OWN, linear
 

@@ -18,11 +18,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from forge_eq.families import FAMILIES
+from forge_eq.paper.graphs import captured, moves, through
+from forge_eq.report.kept import Kept, sources
 from layer_patterns import family, faults, patterns
 from sheet import ROOT, tell
-from stages import OWN, peak
+from stages import peak
 
-RESTRICTED = "restricted-npu"
 # Width is kept. One layer where two with their float64 copies and OpenVINO's are more than 8 GB; LFM2's first three
 # have both of its kinds.
 RUN_LAYERS = {"lfm2-2.6b": 3, "llama-3.1-8b": 1, "phi3-mini": 1}
@@ -30,37 +31,9 @@ RUN_VOCABULARY, RUN_TOKENS, RUN_INPUTS = 2048, 64, 4
 DEEP, DEPTHS, REPEATS = "llama-3.1-8b", (8, 16, 24, 32), 5
 
 
-class Kept:
-    """Finished measurements in a folder; none of an earlier state of the compiler, or of other settings, is used."""
-
-    def __init__(self, folder: Path | None, depends: dict[str, Any]) -> None:
-        self.folder, self.depends = folder, json.loads(json.dumps(depends))
-
-    def get(self, name: str) -> Any:
-        path = self.folder / f"{name}.json" if self.folder else None
-        if path is None or not path.is_file():
-            return None
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found["found"] if found["depends"] == self.depends else None
-
-    def put(self, name: str, found: Any) -> None:
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            partial = self.folder / f".{name}.part"
-            partial.write_text(json.dumps({"depends": self.depends, "found": found}), encoding="utf-8")
-            partial.replace(self.folder / f"{name}.json")
-
-
 def source_hash() -> str:
-    """The package's and the bench's source as one number."""
-    import hashlib
-
-    found = hashlib.sha256()
-    for folder in ("forge_eq", "bench"):
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".toml"):
-                found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+    """The package's and the bench's source."""
+    return " ".join(sources(ROOT / folder) for folder in ("forge_eq", "bench"))
 
 
 def measured(kept: Kept, kind: str, name: str, given: Any) -> Any:
@@ -84,62 +57,31 @@ def measured(kept: Kept, kind: str, name: str, given: Any) -> Any:
 # ------------------------------------------------------------------------------------------ full size, no data
 
 
-def captured(name: str, tokens: int, attention: str = "sdpa", layers: int | None = None) -> tuple[Any, float]:
-    """The graph of a model without weights, and the seconds of its capture."""
-    import torch
-
-    from forge_eq.capture import capture
-    from forge_eq.families import build
-
-    with torch.device("meta"):
-        model = build(name, tokens, attention, layers=layers, meta=True)
-        start = time.perf_counter()
-        return capture(model.module, model.args), time.perf_counter() - start
-
-
 def full(given: Any, name: str) -> dict[str, Any]:
     """Capture to allocation of the published size, for the native target and the restricted one, all checked."""
     from forge_eq.alloc import checker
-    from forge_eq.alloc.linear_scan import allocate
-    from forge_eq.options import Options
-    from forge_eq.pipeline import STAGES, Job, run
-    from forge_eq.report.match import calls
+    from forge_eq.pipeline import STAGES
 
-    graph, seconds = captured(name, given.tokens, given.attention)
-    start = time.process_time()
-    job = run(Job(Options(), forms={"capture": graph}))
-    processor = time.process_time() - start
-    chosen, plan = job["extract"], job["schedule"]
-    made = allocate(plan.program, job.target, "instr")
+    whole = through(name, given.tokens, given.attention)
+    job, chosen = whole.job, whole.job["extract"]
     highest = peak()
-    other = run(Job(Options(target=RESTRICTED), forms={"capture": graph, "saturate": job["saturate"]}))
-    for done in (job, other):  # each raises a CheckError, ScheduleError or AllocError
+    for done in (job, whole.restricted):  # each raises a CheckError, ScheduleError or AllocError
         for stage in STAGES:
             if stage.check is not None:
                 stage.check(done)
-    checker.check(plan.program, job.target, made)
+    checker.check(job["schedule"].program, job.target, whole.allocation)
+    graph = job["capture"]
     return {
-        "captured": len(calls(graph)),
-        "chosen": len(calls(chosen)),
-        "stop": job["saturate"].saturation.stop,
-        "gap": job["chosen"].extraction.gap,
+        **whole.figures(),
         "faults": faults(chosen, family(name)),
         "patterns": {k: dict(v) for k, v in patterns(chosen).items()},
         "opaque": Counter(str(n.attrs[0]) for n in chosen.live().nodes if n.op.name.startswith("opaque")),
-        "host": Counter(i.op.name for i in plan.program.instrs if i.op and i.device == job.target.host),
+        "host": Counter(i.op.name for i in job["schedule"].program.instrs if i.op and i.device == job.target.host),
         "leaves": len(graph.constants),
         "millions": sum(t.numel() for t in graph.constants.values()) / 1e6,
-        "storage": {k: getattr(made, k) for k in ("virtual", "physical", "peak", "bound")},
-        "native": transitions(plan.figures),
-        "restricted": transitions(other["schedule"].figures),
-        "seconds": {"capture": seconds, **{s: job.seconds[s] for s in OWN}},
-        "processor": processor,
+        "native": moves(job),
         "peak": highest,
     }
-
-
-def transitions(figures: Any) -> list[int]:
-    return [figures.transitions_before, figures.transitions, figures.transitions_least]
 
 
 def growth(given: Any, name: str) -> dict[str, list[float]]:

@@ -10,55 +10,18 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from candidates import Candidate, eager, float64, plain_openvino
+from forge_eq.paper.programs import text_windows
+from forge_eq.report.differences import Errors
 from sheet import PAPER, SHARED, Sheet, arguments, finish, one_of, paper, progress, tell, where
 
 RMSE_FACTOR, PLAIN_FACTOR, KL_LIMIT = 2.0, 1.25, 8.4e-9
 EAGER, SDPA, PLAIN, OURS, TRUTH = "torch eager", "torch sdpa", "plain OpenVINO f32", "forge_eq", "torch float64"
 LANGUAGE, ENCODERS = ("smollm2", "gpt2-tiny", "llama-tiny"), ("minilm", "bert-tiny")  # built-in models
-
-
-@dataclass
-class Errors:
-    """Sums over everything that one candidate computed; differences are absolute and in float64."""
-
-    to_eager: float = 0.0  # largest
-    to_truth: float = 0.0  # largest
-    square: float = 0.0
-    count: int = 0
-    kl_eager: list[float] = field(default_factory=list)  # per position
-    kl_truth: list[float] = field(default_factory=list)
-    loss: float = 0.0
-    predicted: int = 0
-
-    @property
-    def rmse(self) -> float:
-        return math.sqrt(self.square / self.count)
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.loss / self.predicted)
-
-    def add(self, got: torch.Tensor, reference: torch.Tensor, truth: torch.Tensor) -> None:
-        off = (got.double() - truth).abs()
-        self.to_eager = max(self.to_eager, float((got.double() - reference.double()).abs().max()))
-        self.to_truth = max(self.to_truth, float(off.max()))
-        self.square += float(off.square().sum())
-        self.count += off.numel()
-
-    def add_logits(self, got: torch.Tensor, reference: torch.Tensor, truth: torch.Tensor, tokens: torch.Tensor) -> None:
-        """``got`` is [positions, vocabulary]; the loss is that of the next token, the last position has none."""
-        q = got.double().log_softmax(-1)
-        for kept, other in ((self.kl_eager, reference), (self.kl_truth, truth)):
-            p = other.double().log_softmax(-1)
-            kept += (p.exp() * (p - q)).sum(-1).tolist()
-        self.loss -= float(q[:-1].gather(1, tokens[1:, None]).sum())
-        self.predicted += len(tokens) - 1
 
 
 def main(argv: list[str]) -> int:
@@ -87,7 +50,7 @@ def measure(sheet: Sheet, name: str, given: Any) -> None:
     tell(f"{name}: loading")
     exports = {a: models.BUILT_IN[name](tokens=given.tokens, attention=a) for a in ("eager", "sdpa")}
     model = exports[given.attention]
-    batches = windows(model, given) if language else sentences(model, given)
+    batches = text_windows(model, given.tokens, given.windows) if language else sentences(model, given)
     tell(f"{name}: plain OpenVINO")
     plain = plain_openvino(model.module, model.args, given.threads)
     tell(f"{name}: forge_eq")
@@ -162,18 +125,6 @@ def self_check(graph: Any, truth: Candidate, inputs: Sequence[torch.Tensor]) -> 
 
 
 # -------------------------------------------------------------------------------------------------- data
-
-
-def windows(model: Any, given: Any) -> list[tuple[torch.Tensor, ...]]:
-    """Consecutive windows of the text's head; a model without tokenizer gets random tokens."""
-    if model.tokenizer is None:
-        generator = torch.Generator().manual_seed(1)
-        high = int(model.args[0].max()) + 1
-        return [(torch.randint(0, high, (1, given.tokens), generator=generator),) for _ in range(given.windows)]
-    text = (SHARED / "data/text/wikitext103_test.txt").read_text(encoding="utf-8")
-    ids = model.tokenizer(text[: given.windows * given.tokens * 12])["input_ids"][: given.windows * given.tokens]
-    assert len(ids) == given.windows * given.tokens, "the text is too short"
-    return [(row[None],) for row in torch.tensor(ids).reshape(given.windows, given.tokens)]
 
 
 def sentences(model: Any, given: Any) -> list[tuple[torch.Tensor, ...]]:

@@ -4,16 +4,16 @@ Usage: python bench/order.py --out FOLDER [--models gpt2,qwen2,smollm2,llama] [-
 
 A chunk is one model at one number of tokens. Finished chunks are kept in FOLDER/order-chunks.json and not measured
 again, so that a long run can be made in pieces: --seconds starts no chunk after that time. On one thread the
-processor's time is measured, which equals latency on a quiet core and suffers least on a busy one.
+processor's time is measured, which equals latency on a quiet core and suffers least on a busy one. The file is what
+bench/reweigh.py reads: with each variant it keeps the parts of its prediction under the target as it is here
+("classes") and as its file says, whatever was measured here ("shipped").
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +23,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 from scatter import scatter
-from sheet import Sheet, arguments, finish, one_of, progress, tell, where
+from sheet import Sheet, arguments, finish, keep, one_of, pieces, progress, where
 
-LAYERS = {"gpt2": 2, "qwen2": 2, "smollm2": 4, "llama": 1}  # of the published sizes' widths; the vocabulary is small
+LAYERS = {"gpt2": 2, "qwen2": 2, "smollm2": 4, "llama": 1, "bert": 2, "granite": 2}  # of the published widths
+FAMILY = {"gpt2": "gpt2-124m", "qwen2": "qwen2-0.5b", "llama": "llama-3.2-1b", "bert": "bert-base",
+          "granite": "granite-350m"}  # fmt: skip
 VOCABULARY = 256
 WANTED = 0.85
 LEAST = 8  # variants of a model
@@ -35,22 +37,17 @@ NEVER, ALWAYS = 4.0, 0.25  # factors on a price that keep an op out of a variant
 
 
 def model(name: str, tokens: int) -> Any:
-    """A model of the family's widths with few layers and random weights."""
-    from forge_eq import models
+    """A model of the family's widths with few layers, a small vocabulary and random weights."""
+    from forge_eq import families, models
 
+    if name in FAMILY:
+        return families.build(FAMILY[name], tokens, layers=LAYERS[name], vocabulary=VOCABULARY)
     t = models.require("transformers")
-    common = {"vocab_size": VOCABULARY, "num_hidden_layers": LAYERS[name]}
-    configs: dict[str, Callable[[], tuple[Any, Any]]] = {
-        "gpt2": lambda: (t.GPT2LMHeadModel, t.GPT2Config(vocab_size=VOCABULARY, n_layer=LAYERS[name])),
-        "qwen2": lambda: (t.Qwen2ForCausalLM, t.Qwen2Config(
-            hidden_size=896, intermediate_size=4864, num_attention_heads=14, num_key_value_heads=2, **common)),
-        "smollm2": lambda: (t.LlamaForCausalLM, t.LlamaConfig(
-            hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, **common)),
-        "llama": lambda: (t.LlamaForCausalLM, t.LlamaConfig(
-            hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8, **common)),
-    }  # fmt: skip
-    kind, config = configs[name]()
-    return models._random(name, kind, config, tokens, "sdpa")
+    config = t.LlamaConfig(
+        vocab_size=VOCABULARY, num_hidden_layers=LAYERS[name], hidden_size=576, intermediate_size=1536,
+        num_attention_heads=9, num_key_value_heads=3,
+    )  # fmt: skip
+    return models._random(name, t.LlamaForCausalLM, config, tokens, "sdpa")
 
 
 # ------------------------------------------------------------------------------------------------ variants
@@ -143,6 +140,20 @@ def planned(job: Any) -> dict[str, Any]:
     return plans
 
 
+def predictions(job: Any, plan: Any) -> dict[str, Any]:
+    """Predicted microseconds of a scheduled program, and their parts on the target as it is and as it was shipped."""
+    from forge_eq.schedule.plan import parts
+    from forge_eq.targets import shipped
+    from forge_eq.tune.measured import gain
+
+    targets = {"classes": job.target, "shipped": shipped(job.target.name)}
+    return {
+        "predicted": plan.predicted_us,
+        **{base: parts(plan.program, target) for base, target in targets.items()},
+        "gains": {base: gain(plan.program, job["capture"], target) for base, target in targets.items()},
+    }
+
+
 def predict_again(chunks: dict[str, Any]) -> None:
     """The predictions of kept chunks under the target as it is now; the measured times stay."""
     for key in progress(list(chunks), "predict"):
@@ -150,7 +161,7 @@ def predict_again(chunks: dict[str, Any]) -> None:
         job = saturated(name, int(tokens))[1]
         for variant, plan in planned(job).items():
             if variant in chunks[key]["variants"]:
-                chunks[key]["variants"][variant]["predicted"] = plan.predicted_us
+                chunks[key]["variants"][variant] |= predictions(job, plan)
         chunks[key]["measured figures"] = list(job.target.measured)
 
 
@@ -159,6 +170,7 @@ def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
     import torch
 
     from forge_eq.run.executor import Executable
+    from forge_eq.tune.measure import clock_of, interleaved
 
     made, job = saturated(name, tokens)
     target, plans = job.target, planned(job)
@@ -170,35 +182,20 @@ def chunk(name: str, tokens: int, threads: int, rounds: int) -> dict[str, Any]:
         torch.testing.assert_close(
             executable(inputs)[0], wanted, rtol=1e-3, atol=1e-4, msg=f"{name} {tokens} {variant}"
         )
-    samples = in_turn(built, inputs, rounds, time.process_time if threads == 1 else time.perf_counter)
+    samples = interleaved([lambda e=e: e(inputs) for e in built], rounds, clock_of(threads))
     times = [1e6 * median(s) for s in samples]
     spreads = []
     for twin, again in zip(twins, samples[len(plans) :], strict=True):
         ratios = [b / a for a, b in zip(samples[names.index(twin)], again, strict=True)]
         spreads.append(abs(math.log(median(ratios))))
     return {
-        "variants": {
-            n: {"predicted": plans[n].predicted_us, "measured": us} for n, us in zip(plans, times, strict=False)
-        },
+        "variants": {n: {**predictions(job, plans[n]), "measured": us} for n, us in zip(plans, times, strict=False)},
         "spread": max(spreads),
         "spreads": dict(zip(twins, spreads, strict=True)),
         "measured figures": list(target.measured),
         "rounds": rounds,
         "layers": LAYERS[name],
     }
-
-
-def in_turn(built: Sequence[Any], inputs: Sequence[Any], rounds: int, clock: Callable[[], float]) -> list[list[float]]:
-    """Seconds of each program in each round, the order moved on by one from round to round."""
-    samples: list[list[float]] = [[] for _ in built]
-    for turn in range(rounds + 1):
-        for k in range(len(built)):
-            index = (turn + k) % len(built)
-            start = clock()
-            built[index](inputs)
-            if turn:  # the first round warms up
-                samples[index].append(clock() - start)
-    return samples
 
 
 # ------------------------------------------------------------------------------------------------- judging
@@ -243,12 +240,6 @@ def fill(sheet: Sheet, chunks: Mapping[str, Any]) -> None:
     sheet.figures["chunks"] = dict(chunks)
 
 
-def keep(where: Path | None, chunks: Mapping[str, Any]) -> None:
-    if where is not None:
-        where.parent.mkdir(parents=True, exist_ok=True)
-        where.write_text(json.dumps(chunks, indent=1) + "\n", encoding="utf-8")
-
-
 def main(argv: list[str]) -> int:
     parser = arguments(__doc__, "order")
     parser.add_argument("--models", default=",".join(LAYERS), type=one_of(LAYERS), help=f"of {', '.join(LAYERS)}")
@@ -261,21 +252,15 @@ def main(argv: list[str]) -> int:
     import torch
 
     torch.set_num_threads(given.threads)
-    kept = given.out / "order-chunks.json" if given.out is not None else None
-    chunks = json.loads(kept.read_text(encoding="utf-8")) if kept is not None and kept.is_file() else {}
+    file = given.out / "order-chunks.json" if given.out is not None else None
+    wanted = {f"{m}, {t}": (m, t) for m in given.models for t in given.tokens}
+    chunks = pieces(
+        file, list(wanted), lambda key: chunk(*wanted[key], given.threads, given.rounds), "order", given.seconds
+    )
     if given.again:
         predict_again(chunks)
-    start, wanted = time.perf_counter(), [(m, t) for m in given.models for t in given.tokens]
-    missing = [(m, t) for m, t in wanted if f"{m}, {t}" not in chunks]
-    for name, tokens in progress(missing, "order"):
-        if time.perf_counter() - start > given.seconds:
-            tell("out of time: run the command again for the rest")
-            break
-        chunks[f"{name}, {tokens}"] = chunk(name, tokens, given.threads, given.rounds)
-        keep(kept, chunks)
-    if given.again:
-        keep(kept, chunks)
-    chosen = {f"{m}, {t}": chunks[f"{m}, {t}"] for m, t in wanted if f"{m}, {t}" in chunks}
+        keep(file, chunks)
+    chosen = {key: chunks[key] for key in wanted if key in chunks}
     sheet = Sheet("Predicted and measured order", where(given.threads, layers=LAYERS))
     fill(sheet, chosen)
     if given.out is not None:

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tune",),
     ("models", "families", "demo", "cached", "generation"),
     ("peers",),
+    ("paper",),
     ("cli",),
 )
 

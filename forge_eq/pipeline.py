@@ -29,7 +29,8 @@ class Job:
     seconds: dict[str, float] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
     answers: Any = None  # run.differential.Answers of the captured program, where it was compared with the module
-
+    later: bool = False  # whoever runs the job confirms a recording itself, see :func:`confirm_recording`
+    unconfirmed: bool = False  # the captured program is a recording that was not compared with the module yet
     found: bool = False  # the chosen program comes from the cache
 
     def __getitem__(self, stage: str) -> Any:
@@ -79,35 +80,52 @@ class Stage:
 # ------------------------------------------------------------------------------------------- what stages do
 
 
+class Misrecorded(Exception):
+    """The recording does not give the module's values: everything made from it is void."""
+
+
 def _capture(job: Job) -> Any:
     """The recorder's graph stands only after it gave the module's own values; else torch.export's does."""
     from forge_eq.capture.export import captured
 
-    module, args, kwargs, dynamic = job.source
     options = job.options
     how = "export" if options.capture == "auto" and options.verify == "off" else options.capture
+    module, args, kwargs, dynamic = job.source
     found = captured(module, args, kwargs, dynamic, how)
     job.remarks += found.remarks
-    if not found.recorded:
-        return found.graph
-    start = time.perf_counter()
-    wrong = _differs(job, found.graph)
-    job.seconds["confirm"] = time.perf_counter() - start
-    if not wrong:
-        return found.graph
-    job.remarks.append(Remark("failed", "capture", found.graph.name, f"the recording {wrong}; torch.export is used"))
-    return captured(module, args, kwargs, dynamic, "export").graph
+    job.unconfirmed = found.recorded
+    if job.unconfirmed and not job.later:
+        start = time.perf_counter()
+        try:
+            confirm_recording(job, found.graph)
+        except Misrecorded:
+            return export_instead(job)
+        finally:
+            job.seconds["confirm"] = time.perf_counter() - start
+    return found.graph
 
 
-def _differs(job: Job, graph: Any) -> str:
-    """How a recorded graph's values differ from the module's; empty when they do not, or none can be computed."""
+def confirm_recording(job: Job, graph: Any) -> None:
+    """Compares a recorded graph with the module. Raises Misrecorded when it does not give the module's values."""
     from forge_eq.run.confirm import confirm
 
     module, args, kwargs, _ = job.source
     found = confirm(graph, module, args, kwargs or {}, job.options.verify)
-    job.answers = found.answers
+    job.unconfirmed = False
     job.remarks += found.remarks
-    return found.reason
+    if found.reason:
+        told = f"the recording {found.reason}; torch.export is used"
+        job.remarks.append(Remark("failed", "capture", graph.name, told))
+        raise Misrecorded(found.reason)
+    job.answers = found.answers
+
+
+def export_instead(job: Job) -> Any:
+    """What torch.export gives for the job's module."""
+    from forge_eq.capture.export import captured
+
+    module, args, kwargs, dynamic = job.source
+    return captured(module, args, kwargs, dynamic, "export").graph
 
 
 def _saturate(job: Job) -> Any:

@@ -19,15 +19,15 @@ import torch.utils._pytree as pytree
 
 from forge_eq import cache
 from forge_eq.api import Progress, make_job, make_options, settle
-from forge_eq.capture.execute import run_graph
-from forge_eq.errors import OptionsError, RunError
+from forge_eq.errors import ForgeError, OptionsError, RunError
 from forge_eq.extract.fold import fold
 from forge_eq.ir.graph import Builder, Graph, Signature
 from forge_eq.ir.types import TensorType
 from forge_eq.ops.leaves import input_
 from forge_eq.options import Options
-from forge_eq.pipeline import Job, run
+from forge_eq.pipeline import Job, Misrecorded, confirm_recording, export_instead, run
 from forge_eq.remarks import Remark
+from forge_eq.run.differential import Answers, input_batches
 
 if TYPE_CHECKING:
     from forge_eq.alloc.plan import Allocation
@@ -206,9 +206,51 @@ def specialise(
 def finish(
     job: Job, args: Sequence[Any], kwargs: Mapping[str, Any] | None, on_stage: Progress | None = None
 ) -> Specialised:
-    """From the forms that a job has to a guarded executable; a form given, such as the chosen program, is kept."""
+    """From the forms that a job has to a guarded executable; a form given, such as the chosen program, is kept.
+
+    A recording is compared with the module while OpenVINO compiles what was made of it; one that differs is dropped
+    with all that was made of it, and torch.export's program takes its place.
+    """
+    job.later = True
+    try:
+        return _finish(job, args, kwargs, on_stage)
+    except Misrecorded:
+        pass
+    except ForgeError:
+        if not job.unconfirmed:
+            raise
+        try:  # a wrong recording explains any failure
+            confirm_recording(job, job["capture"])
+        except Misrecorded:
+            pass
+        else:
+            raise
+    job.forms = {"capture": export_instead(job)}
+    return _finish(job, args, kwargs, on_stage)
+
+
+def _finish(job: Job, args: Sequence[Any], kwargs: Mapping[str, Any] | None, on_stage: Progress | None) -> Specialised:
     _choose(job, on_stage)
-    batches = settle(job, args, kwargs, on_stage)
+    batches = input_batches(job["capture"], args, kwargs, job.options.verify)
+    # The guard compares what runs with the captured program; the chosen one by torch only tells where a fault lies.
+    waits = job.options.verify == "quick" and bool(batches) and not job["capture"].effects
+    if not waits:
+        settle(job, args, kwargs, on_stage)
+    try:
+        return _guarded(job, batches, on_stage)
+    except RunError as e:
+        chosen = job["extract"]
+        if not waits or e.stage != "guard":
+            raise
+        settle(job, args, kwargs, on_stage)
+        if job["extract"] is chosen:
+            raise
+    for name in ("lower", "schedule", "alloc"):
+        del job.forms[name]
+    return _guarded(job, batches, on_stage)
+
+
+def _guarded(job: Job, batches: Sequence[tuple[str, list[Any]]], on_stage: Progress | None) -> Specialised:
     graph, names = lift_state(job["extract"])
     job.forms["extract"] = graph
     run(job, "alloc", on_stage)
@@ -254,11 +296,18 @@ def _build(job: Job, examples: list[Any] | None, names: tuple[str, ...]) -> tupl
         why = "the program has effects, which running it twice would repeat" if captured.effects else why
         job.remarks.append(Remark("missed", "guard", captured.name, f"OpenVINO's results were not compared: {why}"))
         return Executable(program, job.target, (), job.options.threads), 0.0
+    answers = Answers(captured)
+
+    def reference(inputs: Sequence[Any]) -> Sequence[Any]:
+        if job.unconfirmed:
+            confirm_recording(job, job["capture"])
+        return (job.answers or answers)(inputs)
+
     start = time.perf_counter()
     found = guard(
         program,
         job.target,
-        job.answers or (lambda inputs: run_graph(captured, inputs)),
+        reference,
         examples,
         wide=in_float64(captured),
         threads=job.options.threads,
@@ -295,12 +344,14 @@ def compile(
     """
     chosen = make_options(options, changes)
     job = make_job(module, example_inputs, example_kwargs, dynamic_shapes, chosen)
+    job.later = True
     captured: Graph = run(job, "capture", on_stage)["capture"]
     program = CompiledProgram(captured, chosen, None if isinstance(module, Graph) else _callable(module), None)
     if max_size is not None:
         return _padded(program, example_inputs, example_kwargs or {}, dynamic_shapes, max_size)
     if not program.dynamic:
-        return CompiledProgram(captured, chosen, None, finish(job, example_inputs, example_kwargs, on_stage))
+        ready = finish(job, example_inputs, example_kwargs, on_stage)
+        return CompiledProgram(job["capture"], chosen, None, ready)
     if example_inputs or example_kwargs:
         program._specialise(example_inputs, example_kwargs or {}, program._check(example_inputs, example_kwargs or {}))
     return program

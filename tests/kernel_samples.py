@@ -8,10 +8,22 @@ from typing import Any
 
 import torch
 
-from forge_eq.ops import attention, cache, composite, convolution, elementwise, linalg, movement, pooling, reduction
+from forge_eq.ops import (
+    attention,
+    cache,
+    composite,
+    convolution,
+    elementwise,
+    linalg,
+    movement,
+    packed,
+    pooling,
+    reduction,
+)
 from forge_eq.ops.spec import Op
 
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
+NAMES |= {torch.int8: "i8", torch.uint8: "u8"}
 SPECIAL = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 2.5, -2.5, 1e-40, 3.4e38, -3.4e38])
 Sample = tuple[list[Any], tuple[Any, ...]]  # operands (tensors and numbers), attributes
 
@@ -35,6 +47,17 @@ BINARY = [
     ((1, 17), (2, 5, 1)),
     ((2, 1, 3, 9), (4, 1, 9)),
 ]
+
+
+def packed_layers(dtype: torch.dtype) -> list[Sample]:
+    """Several rows and groups, one group only, one row only, a vector as operand."""
+    found: list[Sample] = []
+    for x, rows, groups, size in (((2, 3), 5, 2, 8), ((1, 1), 7, 1, 16), ((4,), 1, 3, 32), ((), 6, 2, 4)):
+        q = (rand(rows, groups * size) * 20).clamp(-100, 100).round()
+        parts = [(q + 100 * (dtype is torch.uint8)).to(dtype), rand(rows, groups).abs() * 0.01 + 0.001]
+        parts += [rand(rows, groups, seed=1) * 9 + 100] * (dtype is torch.uint8)
+        found.append(([rand(*x, groups * size), *parts], ()))
+    return found
 
 
 def elementwise_samples(op: Op) -> Iterator[Sample]:
@@ -201,6 +224,8 @@ SAMPLES: dict[Op, Any] = {
     linalg.matmul_nt: lambda: matmuls(True),
     linalg.linear: linears,
     linalg.linear_bias: lambda: linears(bias=True),
+    packed.linear_packed: lambda: packed_layers(torch.int8),
+    packed.linear_packed_offset: lambda: packed_layers(torch.uint8),
     linalg.embedding: each(([rand(9, 4), torch.tensor([[0, 8], [3, 3]])], ()), ([rand(1, 1), torch.tensor(0)], ())),
     movement.reshape: each(([X], ((6, 4),)), ([X], ((1, 24, 1),)), ([rand(1)], ((),)), ([rand()], ((1, 1),))),
     movement.permute: each(

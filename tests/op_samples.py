@@ -22,6 +22,7 @@ from forge_eq.ops import (
     leaves,
     linalg,
     movement,
+    packed,
     pooling,
     reduction,
 )
@@ -207,6 +208,19 @@ def linear(bias: bool, *tails: str) -> Sampler:
     return sample
 
 
+def packed_weight(offset: bool, *outer: tuple[int, ...]) -> Sampler:
+    """A weight of two groups to a row, alone or behind the operands of shapes ``outer``."""
+
+    def sample(rng: np.random.Generator) -> Iterator[Sample]:
+        for shape in outer or [None]:
+            q = rng.integers(0 if offset else -128, 256 if offset else 128, size=(4, 6))
+            parts = [rng.normal(size=(4, 2)) for _ in range(2 if offset else 1)]
+            x = [] if shape is None else [rng.normal(size=(*shape, 6))]
+            yield [*x, q.astype(np.uint8 if offset else np.int8), *parts], ()
+
+    return sample
+
+
 def embedding(rng: np.random.Generator) -> Iterator[Sample]:
     for shape in [(4,), (2, 3), (), (0,)]:
         yield [rng.normal(size=(7, 5)), rng.integers(7, size=shape)], ()
@@ -361,6 +375,9 @@ SAMPLERS: dict[Op, Sampler] = {
     **dict.fromkeys([C.swiglu, C.geglu], same_shape_floats),
     E.div: floats, E.pow_: powers, E.where: where, E.clamp: clamp, E.cast: cast,
     E.logical_and: bools(2), E.logical_or: bools(2), E.logical_not: bools(1),
+    packed.unpack: packed_weight(False), packed.unpack_offset: packed_weight(True),
+    packed.linear_packed: packed_weight(False, (3,), (), (2, 5), (0,)),
+    packed.linear_packed_offset: packed_weight(True, (3,), (), (2, 5), (0,)),
     M.reshape: reshape, M.permute: permute, M.swap_last: matrices, M.broadcast_to: broadcast, M.slice_: slices,
     M.concat: concat, M.split: split, M.project: project, M.dropout_eval: dropout,
     R.sum_: sums, R.mean: reductions, R.amax: reductions,

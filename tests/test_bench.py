@@ -216,10 +216,11 @@ def test_extraction_compares_extractors_alphas_and_families(tmp_path: Path) -> N
     assert fused[0] < fused[-1]
     fgr = tables["Fusion Gain Ratio"]["rows"][0]
     assert fgr[3] == pytest.approx(scores[0] / scores[-1])
-    without = {r[1]: r for r in tables["ablation of rule families"]["rows"]}
-    assert set(without) == {"nothing", *(r.family for r in default)}
-    assert without["nothing"][4] == 0.0
-    assert without["fusion"][4] > 0, "fusion rules lower the cost"
-    assert all(r[4] >= -1e-9 for r in without.values()), "fewer rules never make a cheaper program"
     assert tables["tuning"]["rows"][0][1] == 2
+    score = tables["score before and after tuning"]["rows"][0]
+    assert score[1] == pytest.approx(costs["default"])
+    assert score[1] <= score[2] * (1 + 1e-9), "each set of weights likes its own program best"
+    assert score[5] <= score[4] * (1 + 1e-9)
+    again = extraction.main(["--models", "gpt2-tiny", "--tokens", "8", "--tune", "2", "--out", str(tmp_path)])
+    assert again == status, "a piece that is there is not measured again"
     assert not any("speed-up" in c["name"] for c in data["criteria"])

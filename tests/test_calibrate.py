@@ -155,7 +155,7 @@ def test_the_median_over_processes_counts() -> None:
 
 def test_one_process_measures_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino", reason="its kernels are what is measured")
-    monkeypatch.setattr(calibrate, "SHAPES", ((16, 32), (32, 16)))
+    monkeypatch.setattr(calibrate, "SHAPES", ((32, 64), (64, 32)))
     monkeypatch.setattr(calibrate, "TOKENS", (1, 4))
     monkeypatch.setattr(calibrate, "REPEATS", {1: 2, 4: 2})
     monkeypatch.setattr(calibrate, "COLD", 2048)

@@ -14,7 +14,7 @@ from torch import nn
 from forge_eq.capture import capture
 from forge_eq.run.differential import check_graph, input_batches
 from forge_eq.run.pooled import MORE, look_again
-from forge_eq.verify.criterion import FEW, Verdict, compare, rmse
+from forge_eq.verify.criterion import FEW, Verdict, _against, compare, rmse
 
 # ------------------------------------------------------------------------------------ the order of a sum
 
@@ -139,6 +139,70 @@ def test_a_fault_in_one_layer_is_found(fault: Any, layer: str) -> None:
 )
 def test_a_wrong_number_is_found(field: str, value: float) -> None:
     assert not judged(lambda step: setattr(step, field, value))
+
+
+# ------------------------------------------------------------------------------------ without float64
+
+
+def asked(found: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor) -> tuple[Verdict, bool]:
+    """The verdict, and whether the exact values were needed for it."""
+    calls = []
+
+    def oracle() -> list[torch.Tensor]:
+        calls.append(exact)
+        return [exact]
+
+    return compare([found], [reference], oracle), bool(calls)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_passes_without_exact_values_passes_with_the_worst_ones(seed: int) -> None:
+    """The exact values on the far side of the reference, at every distance: none makes the result too wrong."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    count, size = draw.choice([1, 3, 40, 1500]), 10 ** draw.uniform(-7, 3)
+    reference = torch.randn(count, generator=generator) * size
+    step = torch.randn(count, generator=generator) * (torch.rand(count, generator=generator) < draw.choice([0.1, 1.0]))
+    near = max(1e-5 * min(1.0, size), 1.2e-7 * size)
+    found = reference + step * near * 10 ** draw.uniform(-1, 1)
+    if compare([found], [reference]):
+        return
+    for away in (-3.0, -1.0, -0.5, -0.1, -1e-3, 0.0, 0.5, 1.0, 2.0):
+        far = reference.double() + away * (found.double() - reference.double())
+        for exact in (far, far + 1e-9 * size, far * (reference != found)):
+            _, needed = asked(found, reference, exact)
+            if not needed:
+                assert not _against(found, reference, exact, 0.0)
+
+
+def test_exact_values_are_asked_for_only_where_they_decide() -> None:
+    exact = torch.randn(5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    reference = exact.float()
+    for error, needed in ((2e-6, False), (6e-6, False), (4e-5, True)):
+        noise = torch.randn(5000, generator=torch.Generator().manual_seed(1)) * error
+        assert asked(reference + noise, reference, exact)[1] == needed
+    assert not asked(reference + 1e-3, reference, exact)[0]
+    one = reference.clone()
+    one[17] += 1e-3  # the elements that agree do not dilute it
+    assert not asked(one, reference, exact)[0]
+
+
+@pytest.mark.parametrize("place", [0, 70_000, 140_000])
+def test_values_that_are_not_finite_are_found_in_any_block(place: int) -> None:
+    reference = torch.randn(150_000, generator=torch.Generator().manual_seed(0))
+    for value in (math.nan, math.inf, -math.inf):
+        odd = reference.clone()
+        odd[place] = value
+        assert not compare([odd], [reference])
+        assert not compare([reference], [odd])
+        assert compare([odd], [odd.clone()])
+    assert not compare([reference * (torch.arange(150_000) != place)], [reference])
+
+
+def test_comparing_changes_nothing() -> None:
+    pair = [torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in (0, 0)]
+    kept = [t.clone() for t in pair]
+    assert compare([pair[0]], [pair[1]])
+    assert all(torch.equal(a, b) for a, b in zip(pair, kept, strict=True))
 
 
 # ------------------------------------------------------------------------------------ a second look

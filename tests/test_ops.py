@@ -20,6 +20,7 @@ from forge_eq.ops.spec import AttrVar, Op, Var
 from op_samples import GIVEN, SAMPLERS
 
 NAMES = {torch.float64: "f64", torch.float32: "f32", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
+NAMES |= {torch.int8: "i8", torch.uint8: "u8"}
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-4}
 ALL = [pytest.param(op, id=op.name) for op in SAMPLERS]
 

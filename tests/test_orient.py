@@ -18,6 +18,7 @@ from forge_eq.capture.export import capture
 from forge_eq.errors import CheckError, ParseError
 from forge_eq.ir.graph import Graph
 from forge_eq.lower.check import check
+from forge_eq.lower.mincut import sink_side
 from forge_eq.lower.npu import Program
 from forge_eq.lower.orient import _Network, orient, orient_all, token_axes
 from forge_eq.lower.select import lower
@@ -138,13 +139,13 @@ TARGET_WITHOUT = replace(TARGET, kernels=from_table({}))
 
 
 def test_a_layer_whose_kernel_is_not_known_keeps_its_rows() -> None:
-    """GPT-2 stores weights [k, n]; the table has times of [n, k] only, and a head that gains by it."""
+    """GPT-2 stores weights [k, n]: a constant is transposed ahead, what is computed or given is not."""
     d = Draft("mixed")
-    x = d.input(F, 1, 7, 64)
-    y = d.op(linalg.linear, x, d.const("kn", F, 64, 64), attrs=(False,))
-    out = d.op(linalg.linear, y, d.const("nk", F, 64, 64), attrs=(True,))
-    first, second = orient(selected(d.done(out)), GAINS).instrs
-    assert (first.layout, second.layout) == ((), (0, 2, 1))
+    x, given = d.input(F, 1, 7, 64), d.input(F, 64, 64)
+    y = d.op(linalg.linear, x, given, attrs=(False,))
+    z = d.op(linalg.linear, y, d.const("kn", F, 64, 64), attrs=(False,))
+    out = d.op(linalg.linear, z, d.const("nk", F, 64, 64), attrs=(True,))
+    assert [i.layout for i in orient(selected(d.done(out)), GAINS).instrs] == [(), (0, 2, 1), (0, 2, 1)]
 
 
 # --------------------------------------------------------------------------------------------- the cut
@@ -196,6 +197,22 @@ def test_the_cut_is_a_cheapest_labelling(seed: int) -> None:
         for some in itertools.combinations(sorted(axes), size)
     )
     assert spent(program, network, set(network.cut())) == pytest.approx(best, abs=1e-2)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_minimum_cut_is_that_of_networkx(seed: int) -> None:
+    import networkx  # which torch brings along
+
+    rng = random.Random(seed)
+    nodes = ["s", "t", *range(rng.randint(0, 9))]
+    edges = [rng.sample(nodes, 2) for _ in range(rng.randint(1, 40))]
+    capacity = {("s", "t"): 0} | {(a, b): rng.choice((0, 1, 2, 3, 5, 1000)) for a, b in edges}
+    graph = networkx.DiGraph()
+    graph.add_weighted_edges_from(((a, b, size) for (a, b), size in capacity.items()), "capacity")
+    value, (_, far) = networkx.minimum_cut(graph, "s", "t", flow_func=networkx.algorithms.flow.boykov_kolmogorov)
+    found = sink_side(capacity, "s", "t")
+    assert found == far
+    assert sum(size for (a, b), size in capacity.items() if a not in found and b in found) == value
 
 
 # --------------------------------------------------------------------------------------------- refusals

@@ -53,7 +53,7 @@ def test_a_price_that_is_none_is_refused_with_the_op(price: object) -> None:
 def test_the_examples_of_the_documentation_run() -> None:
     module, (x,) = silu()
     blocks = re.findall(r"```python\n(.*?)```", DOC, re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     scope = {"model": module, "x": x}
     for block in blocks:
         exec(block, scope)

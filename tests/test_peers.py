@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from forge_eq.peers.backends import AGAIN, BACKENDS, OURS
 from forge_eq.peers.cases import DECODE, PAST, Cell, build, cell, flat, prepare, read
 from forge_eq.peers.measure import GIB, Plan, Turn, grouped
 from forge_eq.peers.statistics import Interval, interval, ratios
-from forge_eq.peers.table import rows
+from forge_eq.peers.table import data, from_data, rows
 from forge_eq.peers.worker import difference
+from forge_eq.report.kept import Kept
 
 TINY = Cell("llama-tiny", "16")
 
@@ -114,6 +116,14 @@ def test_a_model_without_a_cache_has_no_decode_step() -> None:
         build(Cell("bert-tiny", DECODE))
 
 
+def test_a_tiny_family_is_a_model_too() -> None:
+    one = cell("llama-3.2-1b-tiny:1", "4")
+    assert one == Cell("llama-3.2-1b-tiny", "4", 1)
+    module, args = build(one)
+    assert module.model.config.num_hidden_layers == 1
+    assert args[0].shape == (1, 4)
+
+
 def test_a_decode_step_equals_the_last_position_of_a_prefill() -> None:
     """The step is honest work: the same logits as a whole pass over the past and the new token."""
     step, args = build(Cell("gpt2-tiny", DECODE))
@@ -175,18 +185,13 @@ def test_a_process_that_dies_is_an_error_with_its_log(tmp_path: Path) -> None:
         worker.close()
 
 
-def test_a_kept_cell_is_taken_only_for_the_same_plan(tmp_path: Path) -> None:
-    plan, stamp = Plan(threads=1), {"torch": "1"}
-    path = tmp_path / "cell.json"
+def test_a_kept_cell_reads_back_as_it_was(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, {"plan": asdict(Plan(threads=1)), "stamp": {"torch": "1"}})
     made = rows([{OURS: turn([[1.0]]), "eager": turn([[2.0]])}], 0)
-    sheets.keep(path, TINY, plan, made, stamp)
-    kept = sheets.kept(path, plan, stamp)
-    assert kept is not None
-    assert [r.latency for r in kept] == [r.latency for r in made]
-    assert sheets.kept(path, Plan(threads=2), stamp) is None
-    assert sheets.kept(path, plan, {"torch": "2"}) is None
-    path.write_text("{")
-    assert sheets.kept(path, plan, stamp) is None
+    kept.put("cell", [data(r) for r in made])
+    again = [from_data(r) for r in kept.get("cell")]
+    assert [(r.backend, r.latency, r.runs) for r in again] == [(r.backend, r.latency, r.runs) for r in made]
+    assert Kept(tmp_path, {"plan": asdict(Plan(threads=2)), "stamp": {"torch": "1"}}).get("cell") is None
 
 
 def test_the_sheet_fails_where_we_are_slower_than_agreed() -> None:

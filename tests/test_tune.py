@@ -203,7 +203,7 @@ def test_only_a_sure_gain_replaces_the_unoptimised_program() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch, captured: float, others: float) -> None:
     """Replaces the measurement by given seconds per program, so that no test depends on the machine."""
 
-    def interleaved(calls: list[Callable[[], Any]], rounds: int) -> list[list[float]]:
+    def interleaved(calls: list[Callable[[], Any]], rounds: int, clock: Callable[[], float]) -> list[list[float]]:
         for call in calls:
             call()  # they do run
         return [[captured] * rounds, *([others] * rounds for _ in calls[1:])]

@@ -52,9 +52,10 @@ def calibrate(
 def figures(target: object) -> list[str]:
     """The figures of a target, and where each comes from."""
     from forge_eq.targets import Target, shipped
+    from forge_eq.targets.kernels import FORMS
 
     assert isinstance(target, Target)
-    names = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps")
+    names = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps")
     file = shipped(target.name)
     rows = [(n, f"{getattr(file, n):.4g}", f"{getattr(target, n):.4g}", source(target, n)) for n in names]
     rows += [
@@ -66,10 +67,11 @@ def figures(target: object) -> list[str]:
     sizes = sorted({key[:3] for key in points})
     body = []
     for k, n, tokens in sizes:
-        plain, act, left = (points.get((k, n, tokens, form)) for form in ("plain", "act", "left"))
-        if plain and act and left:
-            body.append((f"{k} x {n}", f"{tokens}", f"{plain:.0f}", f"{act / plain:.2f}", f"{left / plain:.2f}"))
-    head = ("weight", "tokens", "plain us", "act / plain", "left / plain")
+        plain, *others = (points.get((k, n, tokens, form)) for form in FORMS)
+        if plain:
+            ratios = (f"{us / plain:.2f}" if us else "" for us in others)
+            body.append((f"{k} x {n}", f"{tokens}", f"{plain:.0f}", *ratios))
+    head = ("weight", "tokens", f"{FORMS[0]} us", *(f"{form} / {FORMS[0]}" for form in FORMS[1:]))
     return [*lines, "", f"matrix kernels: {source(target, 'kernels')}", *table(head, body)]
 
 

@@ -108,20 +108,28 @@ class CompiledRule:
         """Every (op, arity) that the right sides mention."""
         return frozenset(c for _, right in self.rule.pairs for c in _constructors(right))
 
-    def text(self) -> str:
-        """The ask and fire rules."""
+    @cached_property
+    def _left(self) -> tuple[str, str, list[str]]:
+        """(facts that the left sides match, key of the question, variables of the roots)."""
         body = _Body()
         roots = [body.term(left) for left, _ in self.rule.pairs]
         facts = [*body.facts, *(f"(= y_{n} (ty t_{n}))" for n in self.tensors), *self._graph_guards(body)]
         key = " ".join([str(self.index), *(f"y_{n}" for n in self.tensors), *(f"a_{n}" for n in self.attrs)])
+        return " ".join(facts), key, roots
+
+    def ask(self) -> str:
+        """The ask rule, in a ruleset of its own."""
+        (facts, key, _), number = self._left, self.index
+        rule = f'(rule ({facts}) (({self.tables[0]} {key})) :ruleset ask_{number} :name "ask {self.rule.id}")'
+        return f"(ruleset ask_{number})\n{rule}"
+
+    def fire(self) -> str:
+        """The fire rule, in a ruleset of its own."""
+        (facts, key, roots), number = self._left, self.index
         outs = " ".join(f"r{i}" for i in range(self.answer_size))
-        want, answer = self.tables
-        ask = f'(rule ({" ".join(facts)}) (({want} {key})) :ruleset ask_{self.index} :name "ask {self.rule.id}")'
-        fire = (
-            f"(rule ({' '.join(facts)} ({answer} {key} {outs})) ({self._actions(roots)})"
-            f' :ruleset fire_{self.index} :name "{self.rule.id}")'
-        )
-        return f"(ruleset ask_{self.index})\n(ruleset fire_{self.index})\n{ask}\n{fire}"
+        met = f"{facts} ({self.tables[1]} {key} {outs})"
+        rule = f'(rule ({met}) ({self._actions(roots)}) :ruleset fire_{number} :name "{self.rule.id}")'
+        return f"(ruleset fire_{number})\n{rule}"
 
     def _graph_guards(self, body: _Body) -> list[str]:
         """Guards that are facts of classes: constness, the order of distinct weights, and what is read in part."""

@@ -1,4 +1,4 @@
-"""The egglog engine: declarations once per rule set, then load, saturate, read.
+"""The egglog engine: declarations once per rule set, each when a program first needs it, then load, saturate, read.
 
 Takes a Graph and a RuleSet. Gives an EGraphView. Promises: a node is never lost, CSE is hash-consing, no
 rule fires outside its shape obligation, and growth stops at a named limit.
@@ -21,11 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from egglog import bindings
-
 from forge_eq.egraph.compile_rules import CompiledRule, constructor
 from forge_eq.egraph.demand import Demand
 from forge_eq.egraph.intern import INTERNER
+from forge_eq.egraph.native import bindings
 from forge_eq.egraph.read import read_view
 from forge_eq.egraph.view import EGraphView, Saturation
 from forge_eq.ir.constness import constant_nodes
@@ -71,25 +70,17 @@ class Engine:
         self.rules = [CompiledRule(r, i + 1) for i, r in enumerate(sorted(rules, key=lambda r: r.id))]
         self.demand = Demand.of(rules)
         self.declared: dict[str, tuple[Op, int]] = {}
+        self.asking: set[int] = set()  # rules whose ask rule is declared, by number
+        self.firing: set[int] = set()  # the same of the fire rule: some question of theirs has an answer
+        self.relations: set[str] = set()  # of questions and answers
         self.tables: dict[int, str] = {}
-        self.schedules: dict[tuple[int, ...], str] = {}
+        self.schedules: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
         self.asked: dict[tuple[int, ...], tuple[int, ...] | None] = {}
         self._run(PREAMBLE)
         for name, size in {"typed": 2, "is_constant": 1, "weight": 2, "in_part": 1, **LOADED}.items():
             self._forgotten(name, size)
         for name in ("N", "ty"):
             self._forgotten(name, 1, valued=True)
-        for one in self.rules:
-            self.declare(sorted(one.matched | one.made, key=lambda c: (c[0].name, c[1])))
-        columns: dict[str, int] = {}  # questions and answers begin with the rule's number
-        for want, answer, key, out in sorted({(*r.tables, r.key_size, r.answer_size) for r in self.rules}):
-            columns |= {want: 1 + key, answer: 1 + key + out}
-        for name, count in columns.items():
-            self._run(f"(relation {name} ({' '.join(['i64'] * count)}))")
-            if name in {r.tables[0] for r in self.rules}:
-                self._forgotten(name, count)
-        for one in self.rules:
-            self._run(one.text())
 
     def _run(self, text: str) -> list[Any]:
         return self.egraph.run_program(*self.egraph.parse_program(text))
@@ -126,6 +117,28 @@ class Engine:
                 constness = f'((is_constant e)) :ruleset facts :name "constness of {name}"'
                 self._run(f"(rule ((= e ({name} {args})) {known}) {constness})")
 
+    def _declare_asking(self, rule: CompiledRule) -> None:
+        if rule.index not in self.asking:
+            self.asking.add(rule.index)
+            self.declare(sorted(rule.matched, key=lambda c: (c[0].name, c[1])))
+            self._relation(rule.tables[0], 1 + rule.key_size, forgotten=True)
+            self._run(rule.ask())
+
+    def _declare_firing(self, rule: CompiledRule) -> None:
+        if rule.index not in self.firing:
+            self.firing.add(rule.index)
+            self.declare(sorted(rule.made, key=lambda c: (c[0].name, c[1])))
+            self._relation(rule.tables[1], 1 + rule.key_size + rule.answer_size, forgotten=False)
+            self._run(rule.fire())
+
+    def _relation(self, name: str, columns: int, *, forgotten: bool) -> None:
+        """Declares a table of questions or answers; both begin with the rule's number."""
+        if name not in self.relations:
+            self.relations.add(name)
+            self._run(f"(relation {name} ({' '.join(['i64'] * columns)}))")
+            if forgotten:
+                self._forgotten(name, columns)
+
     def _table(self, op: Op, arity: int) -> str:
         """The table that nodes of this op are loaded from: one for each number of columns, the op's number first."""
         columns = 2 + arity + len(op.attrs)
@@ -143,12 +156,11 @@ class Engine:
             present = {(n.op, len(n.inputs)) for n in graph.nodes}
             self.declare(sorted(present, key=lambda c: (c[0].name, c[1])))
             part = self.demand.in_part(graph)
-            step = self._schedule(present, bool(part))
             marks = [time.process_time()]
             try:
                 self._load(graph, part)
                 marks.append(time.process_time())
-                saturation = self._saturate(limits, step, len(graph.nodes), bool(part))
+                saturation = self._saturate(limits, present, len(graph.nodes), bool(part))
                 marks.append(time.process_time())
                 view = read_view(graph, saturation, self.egraph, self.declared, self.rules)
                 marks.append(time.process_time())
@@ -159,24 +171,27 @@ class Engine:
             return view
 
     def _schedule(self, present: set[tuple[Op, int]], in_part: bool) -> str:
-        """Names the rules that can match a program of these ops, or of what such rules make: the others only cost time.
+        """Names the rules that can match a program of these ops, or of what such rules make, and of these the ones that
+        have answers: the others only cost time, to declare (half a millisecond each) and to run.
 
         Every rule has rulesets of its own; a combination of them is declared once and named by its number.
         """
         known, usable = set(present), set[int]()
         waiting = [r for r in self.rules if in_part or not r.wants_part]
         while ready := [r for r in waiting if r.matched <= known]:
-            known.update(c for r in ready for c in r.made)
+            known.update(c for r in ready if r.index in self.firing for c in r.made)
             usable.update(r.index for r in ready)
             waiting = [r for r in waiting if r.index not in usable]
-        key = tuple(sorted(usable))
-        if key not in self.schedules:
-            self.schedules[key] = name = f"all_{len(self.schedules)}"
-            cuts = [i for i in key if self.rules[i - 1].wants_part]
-            for kind, which in (("ask", key), ("fire", [i for i in key if i not in cuts]), ("cut", cuts)):
+        ask, fire = tuple(sorted(usable)), tuple(sorted(usable & self.firing))
+        if (ask, fire) not in self.schedules:
+            for i in ask:
+                self._declare_asking(self.rules[i - 1])
+            self.schedules[ask, fire] = name = f"all_{len(self.schedules)}"
+            cuts = [i for i in fire if self.rules[i - 1].wants_part]
+            for kind, which in (("ask", ask), ("fire", [i for i in fire if i not in cuts]), ("cut", cuts)):
                 of = "fire" if kind == "cut" else kind
                 self._run(f"(unstable-combined-ruleset {kind}_{name} {' '.join(f'{of}_{i}' for i in which)})")
-        return self.schedules[key]
+        return self.schedules[ask, fire]
 
     def _load(self, graph: Graph, part: set[int]) -> None:
         known = constant_nodes(graph)
@@ -201,18 +216,18 @@ class Engine:
         path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
         self._run(f'(input {table} "{path.name}")')
 
-    def _saturate(self, limits: Limits, which: str, nodes: int, cut: bool) -> Saturation:
+    def _saturate(self, limits: Limits, present: set[tuple[Op, int]], nodes: int, cut: bool) -> Saturation:
         matches: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"
         makes = {r.rule.id: len(r.created) for r in self.rules}
         most = nodes  # e-nodes at most: counting them costs as much as a step, so it is left until it could matter
-        # A cut moves by one node a round, so these few rules have rounds of their own.
-        cuts = f'(saturate (run cut_{which} :until (<= {limits.nodes} (get-size! "typed"))))' if cut else ""
-        step = f"(run-schedule (saturate (run facts)) (run fire_{which}) {cuts})"
-        ask = f"(run-schedule (run ask_{which}))"
         while stop == "saturated":
             rounds += 1
+            which = self._schedule(present, cut)
+            # A cut moves by one node a round, so these few rules have rounds of their own.
+            cuts = f'(saturate (run cut_{which} :until (<= {limits.nodes} (get-size! "typed"))))' if cut else ""
+            step = f"(run-schedule (saturate (run facts)) (run fire_{which}) {cuts})"
             # One step at a time: egglog's ``repeat`` goes on after the last change, which would use up the limit.
             for _ in range(PATIENCE):
                 if left <= 0:
@@ -231,7 +246,8 @@ class Engine:
                     stop = "node limit"
                     break
             if stop == "saturated":
-                self._run(ask)  # when the rules have no more to do with the answers at hand: it costs as much as firing
+                # When the rules have no more to do with the answers at hand: it costs as much as firing.
+                self._run(f"(run-schedule (run ask_{which}))")
                 if not self._answer() and not busy:
                     break
         fired = {r.rule.id for r in self.rules}
@@ -252,7 +268,7 @@ class Engine:
         functions = self.egraph.freeze().functions
         to_int = self.egraph.value_to_i64
         fresh: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        for want in sorted({r.tables[0] for r in self.rules}):
+        for want in sorted({self.rules[i - 1].tables[0] for i in self.asking}):
             for row in functions[want].rows:
                 index, *key = (to_int(v) for v in row.inputs)
                 question = (index, *key)
@@ -261,6 +277,7 @@ class Engine:
                 rule = self.rules[index - 1]
                 reply = self.asked[question] = rule.answer(tuple(key))
                 if reply is not None:
+                    self._declare_firing(rule)
                     fresh[rule.tables[1]].append((*question, *reply))
         for table, rows in fresh.items():
             self._insert(table, rows)

@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from egglog import bindings
-
 from forge_eq.egraph.compile_rules import CompiledRule
 from forge_eq.egraph.intern import INTERNER
+from forge_eq.egraph.native import bindings
 from forge_eq.egraph.view import EClass, EGraphView, ENode, Saturation, number_classes
 from forge_eq.errors import CheckError, UnionError
 from forge_eq.ir.graph import Graph

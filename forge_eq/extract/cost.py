@@ -100,9 +100,8 @@ class FusionGain:
         """Microseconds to the host and back, where a kernel reads what the host must first have written in place."""
         if node.op.kernel is None:
             return 0.0
-        return (
-            2 * self.target.transfer_us * any(n.op.update is not None for c in node.children for n in classes[c].nodes)
-        )
+        written = any(n.op.update is not None for c in node.children for n in classes[c].nodes)
+        return 2 * self.target.transfer_time(0) if written else 0.0
 
     def node(self, node: ENode, classes: Sequence[EClass], out: Type) -> float:
         """The cost of an e-node."""

@@ -174,5 +174,5 @@ def _check_device(program: Program, target: Target, instr: Instr, name: str) -> 
     device = target.device(instr.device)
     operands = [operand_type(program, s) for s in instr.srcs]
     results = [program.vregs[d].type for d in instr.dsts]
-    if instr.op.effectful or not device.computes(instr.unit, operands, results):
+    if instr.op.effectful or not device.computes(instr.unit, operands, results, () if kernel is None else kernel.reads):
         _fail("lower", name, f"{device.name} has no {instr.unit} unit for these types")

@@ -14,6 +14,7 @@ other order costs, paid once for all readers on that side. A linear layer reads 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
@@ -31,9 +32,10 @@ from forge_eq.lower.layouts import (
     shape_of,
     token_axis,
 )
+from forge_eq.lower.mincut import sink_side
 from forge_eq.lower.npu import Instr, Program, operand_type
 from forge_eq.targets import Target
-from forge_eq.targets.price import left_time, move_time, nbytes, row_time
+from forge_eq.targets.price import REORDER, left_time, left_times, move_time, nbytes, row_part, row_time
 
 FREE = 0.05  # microseconds: an order that differs in axes of size 1 is the same bytes, yet fewer changes are better
 PACKED = 0.02  # share of its time that a layer may lose, if that saves the copy of its weight that rows cost
@@ -113,41 +115,62 @@ def _gains(program: Program, target: Target, instr: Instr) -> bool:
 def _left_time(program: Program, target: Target, instr: Instr) -> float | None:
     types, out = _types(program, instr)
     assert instr.op is not None
-    return left_time(target, instr.op, types, instr.attrs, out)
+    return left_time(target, instr.op, types, instr.attrs, out) if _left_known(program, instr) else None
+
+
+def _left_known(program: Program, instr: Instr) -> bool:
+    """Of weights [k, n] only a constant is transposed ahead (``run.model``); read by a flag it is another kernel."""
+    return instr.attrs[0] is True or instr.srcs[1] in program.constant_names
 
 
 def own_time(program: Program, target: Target, instr: Instr, layout: Layout) -> float:
     """Predicted microseconds of one instruction in a layout, its operands being there as wanted."""
+    return sum(own_times(program, target, instr, layout).values())
+
+
+def own_times(program: Program, target: Target, instr: Instr, layout: Layout | None = None) -> dict[str, float]:
+    """The same by part of the prediction (``schedule.plan.parts``); in its own layout, unless another is asked."""
     assert instr.op is not None
     types, out = _types(program, instr)
-    row = row_time(target, instr.op, types, instr.attrs, out)
-    if is_layer(instr):
-        left = left_time(target, instr.op, types, instr.attrs, out) if layout else None
-        return row if left is None else left
-    if not layout:
-        return row
-    if permutation(instr, len(layout)) is not None:
-        return 0.0  # the order of storage is changed, in name only
-    return NORM * row if instr.unit == "norm" else row
+    order = instr.layout if layout is None else layout
+    if is_layer(instr) and order:
+        left = left_times(target, instr.op, types, instr.attrs, out) if _left_known(program, instr) else None
+        if left is not None:
+            return left
+    part, row = row_part(target, instr.op, types, out), row_time(target, instr.op, types, instr.attrs, out)
+    if not order or is_layer(instr):
+        return {part: row}
+    if permutation(instr, len(order)) is not None:
+        return {}  # the order of storage is changed, in name only
+    return {part: NORM * row if instr.unit == "norm" else row}
 
 
 def reorder_time(program: Program, target: Target, register: int) -> float:
     """Predicted microseconds to store a value in the other order."""
-    type = program.vregs[register].type
-    short = sum(size > 1 for size in shape_of(type)) < 2
-    return FREE if short else move_time(target, nbytes(type))
+    if _short(program, register):
+        return FREE * target.weight(REORDER)
+    return move_time(target, nbytes(program.vregs[register].type))
 
 
-def rows_time(program: Program, target: Target, instr: Instr, layout: Layout, register: int) -> float:
-    """Predicted microseconds that a layer with its weight on the left loses when its operand is row-major."""
-    short = sum(size > 1 for size in shape_of(program.vregs[register].type)) < 2
-    return FREE if short else ROWS * own_time(program, target, instr, layout)
+def rows_time(program: Program, target: Target, instr: Instr, layout: Layout, register: int) -> tuple[str, float]:
+    """What a layer with its weight on the left loses by a row-major operand: the part, and predicted microseconds."""
+    if _short(program, register):
+        return REORDER, FREE * target.weight(REORDER)
+    (kernel, us), *_ = own_times(program, target, instr, layout).items()
+    part = f"{kernel}.rows"
+    return part, ROWS * target.weights.get(part, 1.0) * us
 
 
-def border_time(program: Program, target: Target) -> float:
-    """Predicted microseconds that a labelled program spends where a value and its reader differ in order."""
+def _short(program: Program, register: int) -> bool:
+    """Whether the other order is the same bytes."""
+    return sum(size > 1 for size in shape_of(program.vregs[register].type)) < 2
+
+
+def border_times(program: Program, target: Target) -> dict[str, float]:
+    """Predicted microseconds that a labelled program spends where a value and its reader differ in order, by part."""
     stored = {d: i.layout for i in program.instrs for d in i.dsts}
-    known, moves, flags = set(program.constant_names), dict[tuple[int, Layout], float](), 0.0
+    known, moves = set(program.constant_names), dict[tuple[int, Layout], float]()
+    found = defaultdict[str, float](float)
     for instr in program.instrs:
         for read in dict.fromkeys(instr.reads):
             have, rank = stored.get(read, ()), len(shape_of(program.vregs[read].type))
@@ -155,13 +178,15 @@ def border_time(program: Program, target: Target) -> float:
                 continue  # a permutation's own time is that of its move
             wanted = operand(program, instr, read) or ()
             if have != wanted and is_layer(instr) and not have:
-                flags += rows_time(program, target, instr, instr.layout, read)
+                part, us = rows_time(program, target, instr, instr.layout, read)
+                found[part] += us
             elif have != wanted:
                 moves[read, wanted] = reorder_time(program, target, read)
     for out in program.outputs:
         if stored.get(out, ()):
             moves[out, ()] = reorder_time(program, target, out)
-    return flags + sum(moves.values())
+    found[REORDER] += sum(moves.values())
+    return found
 
 
 class _Network:
@@ -186,14 +211,9 @@ class _Network:
 
     def cut(self) -> frozenset[int]:
         """Positions that work feature-major."""
-        import networkx
-        from networkx.algorithms.flow import boykov_kolmogorov
-
-        graph = networkx.DiGraph()
-        graph.add_nodes_from((SOURCE, SINK))
-        for (a, b), us in self.capacity.items():
-            graph.add_edge(a, b, **({} if us == inf else {"capacity": round(us * NANO)}))
-        _, (_, far) = networkx.minimum_cut(graph, SOURCE, SINK, flow_func=boykov_kolmogorov)
+        whole = {edge: round(us * NANO) for edge, us in self.capacity.items() if us != inf}
+        endless = 1 + sum(whole.values())
+        far = sink_side({edge: whole.get(edge, endless) for edge in self.capacity}, SOURCE, SINK)
         return frozenset(p for p in self.axes if p in far)
 
     def own(self, position: int) -> None:
@@ -238,7 +258,7 @@ class _Network:
     def by_flag(self, register: int, reader: int) -> float:
         instr = self.program.instrs[reader]
         order = feature_major(_rank(self.program, instr), self.axes[reader])
-        return rows_time(self.program, self.target, instr, order, register)
+        return rows_time(self.program, self.target, instr, order, register)[1]
 
     def reorder(self, register: int) -> float:
         return reorder_time(self.program, self.target, register)

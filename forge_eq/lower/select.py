@@ -21,6 +21,7 @@ from forge_eq.ir.types import NoneType, TensorType, TupleType, Type
 from forge_eq.lower.axes import with_fewer_axes
 from forge_eq.lower.blocks import in_blocks
 from forge_eq.lower.npu import TORCH, Imm, Instr, Operand, Program, VReg
+from forge_eq.lower.pack import pack
 from forge_eq.lower.state import in_place, written_inputs
 from forge_eq.ops.spec import Op
 from forge_eq.targets import Target, load
@@ -34,7 +35,7 @@ def lower(graph: Graph, target: str | Target) -> Program:
         OptionsError: no such target.
     """
     chosen = load(target)
-    whole = expand(graph.live())
+    whole = pack(expand(graph.live()), chosen)
     if most := min((d.max_rank for d in chosen.accelerators if d.max_rank), default=0):
         whole = with_fewer_axes(whole, most)
     return _Selector(in_blocks(whole, chosen.blocks) if chosen.blocks else whole, chosen).run()
@@ -64,7 +65,7 @@ def prefer(
             reason = "an effect"
         elif op.traits.gather and not device.gathers:
             reason = "data-dependent reads are at home on the host"
-        elif not device.computes(kernel.unit, operands, results):
+        elif not device.computes(kernel.unit, operands, results, kernel.reads):
             shown = ", ".join(sorted({_dtype(t) for t in (*operands, *results)} - {*device.dtypes, "lit"}))
             reason = f"{device.name} has no {kernel.unit} unit for {shown or 'it'}"
         elif refusal := device.refusal(op.name, operands, results, named):

@@ -118,6 +118,6 @@ def _legend(simulation: Simulation, y: int) -> list[str]:
         below = y + 22 + 16 * number
         kind = "" if layer.kind.startswith("<") else layer.kind
         told = " ".join(w for w in (layer.name, kind, "(a kernel without a price)" * layer.unknown) if w)
-        left = f'<text x="{LEFT - 8}" y="{below}" font-size="11" text-anchor="end">{layer.share:.1f} us</text>'
-        lines.append(f'{left}<text x="{LEFT}" y="{below}" font-size="11">{escape(told)}</text>')
+        taken = f'<text x="{LEFT - 8}" y="{below}" font-size="11" text-anchor="end">{layer.share:.1f} us</text>'
+        lines.append(f'{taken}<text x="{LEFT}" y="{below}" font-size="11">{escape(told)}</text>')
     return lines

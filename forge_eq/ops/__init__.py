@@ -16,6 +16,7 @@ from forge_eq.ops import (  # noqa: F401
     leaves,
     linalg,
     movement,
+    packed,
     pooling,
     reduction,
 )

@@ -115,11 +115,14 @@ class Kernel:
 
     ``left(g, stored, *inputs, *attrs)`` is a linear layer with its weight on the left: the result has its last two axes
     exchanged, and ``stored`` tells whether those of the first operand are. Bias is [n, 1].
+
+    ``reads`` are element types that this kernel takes as an operand although the device computes nothing in them.
     """
 
     unit: str  # matmul | attention | vector | norm | move | gather
     openvino: Callable[..., Any]
     left: Callable[..., Any] | None = None
+    reads: tuple[str, ...] = ()
 
 
 ShapeRule = Callable[[Sequence[Any], tuple[Any, ...]], Type]

@@ -41,12 +41,13 @@ class Cell:
 
 
 def cell(text: str, case: str) -> Cell:
-    """``MODEL`` or ``MODEL:LAYERS`` at a case. Raises InputError for another form."""
+    """``MODEL``, ``FAMILY:LAYERS`` or ``FAMILY-tiny`` at a case. Raises InputError for another form."""
     model, colon, layers = text.partition(":")
-    if model not in {*families.FAMILIES, *models.BUILT_IN}:
+    family = families.is_spec(model)
+    if not family and model not in models.BUILT_IN:
         known = ", ".join([*families.FAMILIES, *models.BUILT_IN])
         raise InputError("bench", model, "is no model", f"use one of {known}, with :LAYERS to truncate a family")
-    if (colon and not layers.isdigit()) or (layers and model not in families.FAMILIES):
+    if (colon and not layers.isdigit()) or (layers and not family):
         raise InputError("bench", text, "is not of the form FAMILY:LAYERS", "for example llama-3.2-1b:4")
     if case != DECODE and not (case.isdigit() and int(case) > 0):
         raise InputError("bench", case, "is no case", f"use {DECODE} or a number of tokens")
@@ -83,8 +84,8 @@ class DecodeStep(torch.nn.Module):
 def build(cell: Cell) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     """The module in evaluation mode and its example inputs, float32. Raises InputError for a case that it lacks."""
     tokens = 1 if cell.case == DECODE else int(cell.case)
-    if cell.model in families.FAMILIES:
-        made = families.build(cell.model, tokens, layers=cell.layers or None)
+    if families.is_spec(cell.model):
+        made = families.load(f"{cell.model}:{cell.layers}" if cell.layers else cell.model, tokens)
     else:
         made = models.load(cell.model, tokens)
     if cell.case != DECODE:

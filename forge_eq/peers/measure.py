@@ -7,6 +7,7 @@ spans groups.
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ from forge_eq.peers.cases import Cell
 
 Tell = Callable[[str], None]
 GIB = 1 << 30
+SHOWS = ("cli", "demo.py", "report/page.py", "peers/picture.py", "peers/sheets.py", "paper/tables")  # measure nothing
 MOST_SECONDS = 1200.0  # without an answer before a backend counts as failed
 
 
@@ -45,6 +47,7 @@ class Turn:
     setup: dict[str, Any] = field(default_factory=dict)
     wall: list[list[int]] = field(default_factory=list)
     processor: list[list[int]] = field(default_factory=list)
+    energy: list[float] = field(default_factory=list)  # microjoules of a call, by block; empty where unreadable
     peak: int = 0
     failed: str = ""
 
@@ -56,6 +59,7 @@ class Worker:
         self.name, self.log = name, log
         count = str(threads)
         environment = {**os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, "-m", "forge_eq.peers.worker", name, str(path), count]
         self._errors = log.open("ab")
         self.process = subprocess.Popen(
@@ -91,6 +95,7 @@ class Worker:
 
 def measure(cell: Cell, plan: Plan, weights: int, path: Path, logs: Path, tell: Tell) -> list[dict[str, Turn]]:
     """The sittings of a cell: in each, backends that ran in turn."""
+    compileall.compile_dir(Path(__file__).parents[1], quiet=2)  # as an installed package is, and the peers are
     sittings: list[dict[str, Turn]] = []
     groups = grouped(plan.backends, weights, available())
     for number in range(plan.rounds):
@@ -166,6 +171,8 @@ def _run(worker: Worker, found: Turn, count: int) -> None:
     samples = worker.ask(f"run {count}")
     found.wall.append(samples["wall"])
     found.processor.append(samples["processor"])
+    if samples["energy"] is not None:
+        found.energy.append(samples["energy"] / count)
 
 
 def _guarded(found: Turn, step: Callable[[], None]) -> None:
@@ -200,18 +207,15 @@ def prepared(cell: Cell, folder: Path) -> tuple[Path, dict[str, Any]]:
     return path, json.loads(done.stdout.splitlines()[-1])
 
 
-def stamp(plan: Plan) -> dict[str, Any]:
+def stamp(threads: int) -> dict[str, Any]:
     """What a kept measurement depends on: versions, the machine, and our own sources."""
-    import hashlib
-
     import forge_eq
+    from forge_eq.report.kept import sources
     from forge_eq.report.sheet import where
 
-    root = Path(forge_eq.__file__).parent
-    ours = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(root.rglob("*.py")))).hexdigest()[:16]
-    found = where(plan.threads)
+    found = where(threads)
     del found["load average"]
-    return {**found, "forge_eq sources": ours}
+    return {**found, "forge_eq sources": sources(Path(forge_eq.__file__).parent, SHOWS)}
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:

@@ -1,52 +1,70 @@
-"""The comparison as one page of HTML: bars of latency and set-up, with the tables below."""
+"""Pictures of the comparison: latency with intervals, and the phases of set-up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from forge_eq.peers.cases import Cell
 from forge_eq.peers.table import PHASES, Row
-from forge_eq.report.sheet import Sheet, shown
+from forge_eq.report import page
+from forge_eq.report.sheet import Sheet
 
-STYLE = """body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1150px;color:#222}
-table{border-collapse:collapse;margin:.5rem 0 1rem;display:block;overflow-x:auto}
-td,th{padding:.2rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
-td:first-child,th:first-child{text-align:left}.note,.where{color:#666}.FAIL{color:#b00020;font-weight:600}"""
+# Okabe and Ito's colours, which differ for every kind of sight (https://jfly.uni-koeln.de/color).
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#7f7f7f", "#000000")
+LAYOUT: dict[str, Any] = {
+    "template": "simple_white",
+    "font": {"family": "system-ui,sans-serif", "size": 13},
+    "margin": {"l": 10, "r": 10, "t": 80, "b": 10},
+    "colorway": COLOURS,
+    "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+    "title_x": 0.0,
+    "title_xref": "paper",
+    "title_yref": "container",
+    "title_y": 0.97,
+    "title_yanchor": "top",
+}
+ONE: dict[str, Any] = {"line_dash": "dot", "line_color": "#555", "line_width": 1.5, "opacity": 1}  # the line at 1
 
 
 def write(path: Path, sheet: Sheet, found: Mapping[Cell, Sequence[Row]]) -> None:
     """One file that needs no network."""
-    from plotly.offline import get_plotlyjs
-
-    figures = [_latency(found), *(_set_up(cell, rows) for cell, rows in found.items())]
-    drawn = "".join(f.to_html(full_html=False, include_plotlyjs=False) for f in figures)
-    body = f"<h1>{escape(sheet.title)}</h1>{_where(sheet)}{drawn}{''.join(map(_table, sheet.all_tables()))}"
-    head = f"<meta charset='utf-8'><title>{escape(sheet.title)}</title><style>{STYLE}</style>"
-    page = (
-        f"<!doctype html><html lang='en'><head>{head}<script>{get_plotlyjs()}</script></head><body>{body}</body></html>"
-    )
-    part = path.with_suffix(".part")
-    part.write_text(page, encoding="utf-8")
-    part.replace(path)
+    page.write(path, sheet, [_latency(found), *(_set_up(cell, rows) for cell, rows in found.items())])
 
 
 def _latency(found: Mapping[Cell, Sequence[Row]]) -> Any:
-    """Peer's time over ours for each cell, with intervals; the line at 1 is ours."""
+    """Peer's time over ours for each cell, a point with its interval; the line at 1 is ours."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
     names = list(dict.fromkeys(r.backend for rows in found.values() for r in rows if r.latency is not None))
-    for name in names:
-        points = [(c.name, r.latency) for c, rows in found.items() for r in rows if r.backend == name and r.latency]
+    cells = list(found)
+    for k, name in enumerate(names):
+        points = [
+            (place + 0.7 * ((k + 0.5) / len(names) - 0.5), r.latency)
+            for place, cell in enumerate(cells)
+            for r in found[cell]
+            if r.backend == name and r.latency
+        ]
         above = [i.high - i.middle for _, i in points]
         below = [i.middle - i.low for _, i in points]
-        error = {"type": "data", "array": above, "arrayminus": below, "symmetric": False}
-        figure.add_bar(name=name, x=[c for c, _ in points], y=[i.middle for _, i in points], error_y=error)
-    figure.add_hline(y=1, line_dash="dot")
-    figure.update_layout(title="a call: their time over ours, above 1 we are faster", barmode="group", height=460)
+        error = {"type": "data", "array": above, "arrayminus": below, "symmetric": False, "thickness": 2, "width": 5}
+        figure.add_scatter(
+            name=name,
+            y=[p for p, _ in points],
+            x=[i.middle for _, i in points],
+            error_x=error,
+            mode="markers",
+            marker={"size": 9},
+        )
+    figure.add_vline(x=1, **ONE)
+    figure.update_layout(**LAYOUT, title="A call: their time over ours; right of the line we are faster")
+    figure.update_layout(height=150 + 24 * len(cells) * max(2, len(names)), xaxis_type="log")
+    figure.update_xaxes(showgrid=True, gridcolor="#eee", tickformat=".3~g")
+    figure.update_yaxes(
+        tickvals=list(range(len(cells))), ticktext=[c.name for c in cells], autorange="reversed", automargin=True
+    )
     return figure
 
 
@@ -56,23 +74,17 @@ def _set_up(cell: Cell, rows: Sequence[Row]) -> Any:
 
     ran = [r for r in rows if not r.failed]
     figure = go.Figure()
-    for phase in PHASES[2:]:
+    for phase, colour in zip(PHASES[2:], COLOURS, strict=False):
         if any(r.phases[phase] > 0 for r in ran):
-            figure.add_bar(name=phase, y=[r.backend for r in ran], x=[r.phases[phase] for r in ran], orientation="h")
-    title = f"{cell.name}: seconds from the module to the first output"
-    figure.update_layout(title=title, barmode="stack", height=120 + 34 * len(ran), yaxis={"autorange": "reversed"})
+            figure.add_bar(
+                name=phase,
+                y=[r.backend for r in ran],
+                x=[r.phases[phase] for r in ran],
+                orientation="h",
+                marker_color=colour,
+            )
+    figure.update_layout(**LAYOUT, title=f"{cell.name}: seconds from the module to the first output", barmode="stack")
+    figure.update_layout(height=150 + 30 * len(ran), legend_traceorder="normal")
+    figure.update_xaxes(showgrid=True, gridcolor="#eee", ticksuffix=" s")
+    figure.update_yaxes(autorange="reversed", automargin=True)
     return figure
-
-
-def _where(sheet: Sheet) -> str:
-    return "<p class='where'>" + "<br>".join(f"{escape(k)}: {escape(str(v))}" for k, v in sheet.where.items()) + "</p>"
-
-
-def _table(table: Any) -> str:
-    head = "".join(f"<th>{escape(h)}</th>" for h in table.head)
-    body = ""
-    for row in table.rows:
-        mark = " class='FAIL'" if "FAIL" in map(str, row) else ""
-        body += f"<tr{mark}>" + "".join(f"<td>{escape(shown(v))}</td>" for v in row) + "</tr>"
-    note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
-    return f"<h2>{escape(table.title)}</h2><table><tr>{head}</tr>{body}</table>{note}"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from forge_eq.peers.backends import AGAIN, OURS, RECORD, STRONG
 from forge_eq.peers.cases import DECODE, Cell
 from forge_eq.peers.measure import Plan
 from forge_eq.peers.statistics import Interval, geomean
-from forge_eq.peers.table import PHASES, Row, best, data, from_data, spread
+from forge_eq.peers.table import PHASES, Row, best, data, spread
 from forge_eq.report.sheet import Sheet, where
 
 MIB = 1 << 20
@@ -59,7 +56,14 @@ def _set_up(made: Sheet, cell: Cell, rows: Sequence[Row]) -> None:
         for r in rows
         if not r.failed
     ]
-    head = ("backend", *PHASES, "after capture", "theirs / ours", "module to first output", "theirs / ours ")
+    head = (
+        "backend",
+        *PHASES,
+        "after capture",
+        "after capture, theirs / ours",
+        "to first output",
+        "to first output, theirs / ours",
+    )
     made.table(f"{cell.name}: set-up, seconds", head, body, "Wall time; import and load are in no sum.")
 
 
@@ -80,7 +84,7 @@ def _summary(made: Sheet, found: Found) -> None:
                 peer.backend,
                 peer.latency,
                 noise or "-",
-                _verdict(peer.latency, noise),
+                verdict(peer.latency, noise),
                 ours.tail,
                 min(tails),
                 memory,
@@ -103,32 +107,10 @@ def _summary(made: Sheet, found: Found) -> None:
             made.demand(name, limit / geomean([i.middle for i in by_case[case]]), 1.0)
 
 
-def _verdict(ratio: Interval, noise: Interval | None) -> str:
+def verdict(ratio: Interval, noise: Interval | None) -> str:
+    """What a ratio says, given how far our own second process was from the first."""
     low = 1.0 / noise.high if noise is not None and noise.high > 1 else 1.0
     low = min(low, noise.low) if noise is not None else low
     if ratio.low > 1:
         return "faster"
     return "slower" if ratio.high < low else "within the noise"
-
-
-# ------------------------------------------------------------------------------------------------ files
-
-
-def keep(path: Path, cell: Cell, plan: Plan, rows: Sequence[Row], stamp: Mapping[str, Any]) -> None:
-    """One cell on disk, whole or not at all, so that an interrupted run goes on."""
-    found = {"cell": asdict(cell), "plan": asdict(plan), "stamp": dict(stamp), "rows": [data(r) for r in rows]}
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
-
-
-def kept(path: Path, plan: Plan, stamp: Mapping[str, Any]) -> list[Row] | None:
-    """The rows of a cell that was measured before in the same way; None to measure it."""
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        same = found["plan"] == json.loads(json.dumps(asdict(plan))) and found["stamp"] == dict(stamp)
-        return [from_data(r) for r in found["rows"]] if same else None
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from forge_eq.peers.backends import AGAIN, BACKENDS, OURS
@@ -27,7 +27,11 @@ class Row:
     p50: float = float("nan")
     p90: float = float("nan")
     p99: float = float("nan")
+    mean: float = float("nan")
+    runs: list[float] = field(default_factory=list)  # the mean of each process
+    calls: int = 0  # that the percentiles are of
     cpu: float = float("nan")  # processor milliseconds of a call, median
+    energy: float = float("nan")  # millijoules of a call, median over blocks; NaN where it cannot be read
     memory: float = float("nan")  # peak above imports and weights
     difference: float = float("nan")  # from eager, largest
     latency: Interval | None = None  # theirs over ours
@@ -75,7 +79,11 @@ def _row(name: str, turns: Sequence[Turn], weights: int) -> Row:
         p50=percentile(wall, 50),
         p90=percentile(wall, 90),
         p99=percentile(wall, 99),
+        mean=mean(wall),
+        runs=[mean([v / 1e6 for b in t.wall for v in b]) for t in turns],
+        calls=len(wall),
         cpu=percentile(cpu, 50),
+        energy=percentile([v / 1e3 for t in turns for v in t.energy], 50),
         memory=float(memory),
         difference=max(t.setup["difference"] for t in turns),
     )

@@ -34,12 +34,12 @@ class Phases:
         self.peak[name] = peak()
         self._at = now
 
-    def split(self, parts: dict[str, float]) -> None:
-        """The phase that has just ended in parts whose wall time is known; what is left over goes to ``other``."""
-        self("other")
+    def split(self, parts: dict[str, float], rest: str) -> None:
+        """The phase that has just ended in parts whose wall time is known; all that is left over is ``rest``."""
+        self(rest)
         for name, seconds in parts.items():
             self.wall[name] = self.wall.get(name, 0.0) + seconds
-        self.wall["other"] = max(0.0, self.wall["other"] - sum(parts.values()))
+        self.wall[rest] = max(0.0, self.wall[rest] - sum(parts.values()))
 
 
 def peak() -> int:
@@ -97,15 +97,18 @@ def difference(found: Any, wanted: Any) -> float:
     return worst
 
 
-def samples(call: Any, count: int) -> dict[str, list[int]]:
-    """Nanoseconds of each call: wall, and of the process's all threads."""
+def samples(call: Any, count: int) -> dict[str, Any]:
+    """Nanoseconds of each call: wall, and of the process's all threads; microjoules of all, None where unreadable."""
+    from forge_eq.peers.energy import counters, used
+
     wall, processor = [], []
+    before = counters()
     for _ in range(count):
         start = (time.perf_counter_ns(), time.process_time_ns())
         call()
         wall.append(time.perf_counter_ns() - start[0])
         processor.append(time.process_time_ns() - start[1])
-    return {"wall": wall, "processor": processor}
+    return {"wall": wall, "processor": processor, "energy": used(before, counters())}
 
 
 def main(name: str, path: str, threads: str) -> None:

@@ -78,11 +78,7 @@ class Sheet:
 
     def markdown(self) -> str:
         lines = [f"# {self.title}", "", *(f"- {k}: {v}" for k, v in self.where.items()), ""]
-        for table in self.all_tables():
-            lines += [f"## {table.title}", "", _bars(table.head), _bars(["---"] * len(table.head))]
-            lines += [_bars([shown(v) for v in row]) for row in table.rows]
-            lines += ["", *([table.note, ""] if table.note else [])]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(line for table in self.all_tables() for line in markdown(table))])
 
     def data(self) -> dict[str, Any]:
         return {
@@ -95,6 +91,13 @@ class Sheet:
                 for c in self.criteria
             ],
         }
+
+
+def markdown(table: Table, level: str = "##") -> list[str]:
+    """The table's lines, title and note included."""
+    lines = [f"{level} {table.title}", "", _bars(table.head), _bars(["---"] * len(table.head))]
+    lines += [_bars([shown(v) for v in row]) for row in table.rows]
+    return [*lines, "", *([table.note, ""] if table.note else [])]
 
 
 def _bars(cells: Iterable[str]) -> str:

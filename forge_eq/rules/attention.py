@@ -13,6 +13,7 @@ from forge_eq.ops.cache import attention_parts_bias, attention_parts_mask, rows_
 from forge_eq.ops.composite import repeat_heads, softmax
 from forge_eq.ops.elementwise import add, div, logical_and, logical_not, mul, where
 from forge_eq.ops.linalg import matmul, matmul_nt
+from forge_eq.ops.movement import concat, slice_
 from forge_eq.ops.reduction import sum_
 from forge_eq.ops.spec import Var, compute, lit
 from forge_eq.rules.dsl import Attr, Equation, rule, to
@@ -130,6 +131,33 @@ def _last(m: Any) -> int:
 
 def _keys(k: Any) -> Any:
     return k.shape[-2]
+
+
+JOINED = "a sum over keys does not depend on where they lie: keys that were joined stay where they are"
+
+
+def _all_keys(k: Any, x: Any) -> Any:
+    return k.shape[-2] + x.shape[-2]
+
+
+def _place_for_both(m: Any, k: Any, x: Any) -> bool:
+    """Known sizes, and a mask with a place for each key of both; joined along another axis they had fewer keys."""
+    known = isinstance(k.shape[-2], int) and isinstance(x.shape[-2], int)
+    return bool(known and m.rank >= 1 and m.shape[-1] == _all_keys(k, x))
+
+
+BOTH = [fact("has_a_place_for_each_key", _place_for_both, "m", "k", "x")]
+
+
+@rule("attention", exact="real", source=JOINED, when=BOTH)
+def masked_over_joined(q: Var, k: Var, v: Var, x: Var, y: Var, m: Var, a: Attr, s: Attr, e: Attr) -> Equation:
+    """A cache and new rows need not be copied into one place to be looked at."""
+    old = slice_(m, compute(_last, m), 0, compute(_keys, k), 1)
+    new = slice_(m, compute(_last, m), compute(_keys, k), compute(_all_keys, k, x), 1)
+    return to(
+        attention_mask(q, concat(k, x, a), concat(v, y, a), m, s, e),
+        attention_parts_mask(q, k, v, x, y, old, new, s, e),
+    )
 
 
 # What is replaced, be it in the cache or of two new rows for one place the earlier, has weight zero: it must be finite.

@@ -18,7 +18,7 @@ from typing import Any
 
 from forge_eq.errors import RuleError
 from forge_eq.ops.spec import App, AttrVar, Computed, Term, Var, variables
-from forge_eq.rules.fingerprint import fingerprint
+from forge_eq.rules.fingerprint import Fingerprints
 
 
 class Attr:
@@ -87,8 +87,12 @@ class Rule:
     @cached_property
     def hash(self) -> str:
         """Changes whenever the meaning of the rule does: equation, guards, exactness, helpers, what the ops mean."""
+        return self.hashed(Fingerprints())
+
+    def hashed(self, texts: Fingerprints) -> str:
+        """:attr:`hash`, with what is known of the functions of other rules."""
         helpers = [g.fn for g in self.guards]
-        text = fingerprint(self.id, self.equation, self.exact, self.tolerance, self.pairs, helpers)
+        text = texts.of(self.id, self.equation, self.exact, self.tolerance, self.pairs, helpers)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -216,6 +220,10 @@ class RuleSet:
     @property
     def hash(self) -> str:
         """Identifies the set's content, whatever the order."""
+        texts = Fingerprints()
+        for one in self.rules:
+            if "hash" not in one.__dict__:  # where ``cached_property`` keeps it
+                one.__dict__["hash"] = one.hashed(texts)
         return hashlib.sha256(" ".join(sorted(r.hash for r in self.rules)).encode()).hexdigest()[:12]
 
     def __repr__(self) -> str:

@@ -27,6 +27,7 @@ REPEATS = {1: 9, 16: 7, 128: 4, 512: 2}
 COLD = 1 << 25  # weights that one request streams, in elements: what a few layers have, more than a core's caches
 SHORT = 1 << 22  # the same where arithmetic hides the traffic
 SIDE = (1, 128, 2048)  # the value that everything but products is measured on
+LARGE = (1, 16384, 128)  # what no cache of a core holds, as the results of a large last layer
 PROCESSES = 3
 TIMEOUT = 600  # seconds for one process; 20 on a quiet core
 
@@ -88,6 +89,15 @@ class _Bench:
         view = self.pool[start : start + size].reshape(shape)
         return self.o.constant(self.ov.Tensor(view, shared_memory=True), shared_memory=True)
 
+    def packed(self, start: int, n: int, k: int) -> Any:
+        """The same size in i8 with a scale for each group of 32, the pool's bytes as integers."""
+        o, groups = self.o, k // 32
+        whole = self.pool.view(self.np.int8)[start : start + n * k].reshape(n, groups, 32)
+        scale = self.np.full((n, groups, 1), 1e-3, self.np.float32)
+        integers = o.constant(self.ov.Tensor(whole, shared_memory=True), shared_memory=True)
+        spread = o.multiply(o.convert(integers, self.np.float32), o.constant(scale))
+        return o.reshape(spread, o.constant(self.np.array([n, k])), False)
+
     def request(self, results: Sequence[Any], parameters: Sequence[Any]) -> Any:
         compiled = self.core.compile_model(self.ov.Model(list(results), list(parameters), "c"), "CPU", self.config)
         made = compiled.create_infer_request()
@@ -99,12 +109,12 @@ class _Bench:
     def layers(self, form: str, k: int, n: int, tokens: int, copies: int) -> Any:
         """``copies`` layers over one input, each with its own weight and result."""
         o = self.o
-        left, turned = form.startswith("left"), form == "left_kn"
+        left = form == "left"
         x = o.parameter([1, k, tokens] if left else [1, tokens, k], self.np.float32)
         results = []
         for i in range(copies):
-            w = self.weight(i * k * n, *((k, n) if turned else (n, k)))
-            y = o.matmul(w, x, turned, False) if left else o.matmul(x, w, False, True)
+            w = self.packed(i * k * n, n, k) if form == "packed" else self.weight(i * k * n, n, k)
+            y = o.matmul(w, x, False, False) if left else o.matmul(x, w, False, True)
             results.append(o.swish(y) if form == "act" else y)
         return self.request(results, [x])
 
@@ -141,7 +151,8 @@ def measure(threads: int) -> dict[str, Any]:
             for form, us in zip(FORMS, times, strict=True):
                 table[form][row].append(us / copies)
                 peak = max(peak, 2e-3 * k * n * tokens * copies / us)
-                bandwidth = max(bandwidth, 4e-3 * k * n * copies / us)
+                if form != "packed":
+                    bandwidth = max(bandwidth, 4e-3 * k * n * copies / us)
     return {"peak_gflops": peak, "bandwidth_gbps": bandwidth, **small(bench, bandwidth), "kernels": table}
 
 
@@ -163,15 +174,23 @@ def small(bench: _Bench, bandwidth: float) -> dict[str, Any]:
         (SIDE, norm, 11),
         (SIDE, lambda x: o.softmax(x, 2), 1),
         (SIDE, lambda x: o.softmax(o.transpose(x, swap), 2), 1),
+        (LARGE, lambda x: o.negative(x), 1),
+        (LARGE, lambda x: o.negative(o.transpose(x, swap)), 1),
     ]
-    few, many, norm_few, norm_many, plain, moved = bench.time(
+    few, many, norm_few, norm_many, plain, moved, large, far = bench.time(
         [bench.chain(shape, step, count) for shape, step, count in steps], 20
     )
     launch = max((many - few) / 100, 0.1)
     ideal = launch + 2 * 4 * SIDE[1] * SIDE[2] / (bandwidth * 1e3)
     weights = {"movement": (moved - plain) / ideal, "norm": (norm_many - norm_few) / 10 / ideal}
     bounded = {k: min(max(w, 0.1), 10.0) for k, w in weights.items()}
-    return {"launch_us": launch, "transfer_us": max(few - launch, 1.0), "weights": bounded}
+    reorder = 2e-3 * 4 * LARGE[1] * LARGE[2] / max(far - large, launch)
+    return {
+        "launch_us": launch,
+        "transfer_us": max(few - launch, 1.0),
+        "reorder_gbps": min(reorder, bandwidth),
+        "weights": bounded,
+    }
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def confirm(
         told = Remark("missed", "capture", graph.name, f"recorded, and not compared with the module: {why}")
         return Confirmed("", None, (told,))
     answers, names = Answers(graph), list[str]()
-    for name, batch in list(probes(inputs))[: None if level == "full" else 2]:
+    for name, batch in islice(probes(inputs), None if level == "full" else 2):
         try:
             wanted = _module(graph, module, batch)
         except Exception as e:  # whatever the user's module raises

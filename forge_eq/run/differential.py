@@ -9,6 +9,7 @@ remark says so. Not here: the check of what OpenVINO computes (``run.guard``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -121,5 +122,4 @@ def input_batches(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any] |
     first = list(input_checker(graph)(args, kwargs or {}))
     if any(isinstance(t, torch.Tensor) and t.is_meta for t in first):
         return []
-    found = list(probes(first))
-    return found if level == "full" else found[:1]
+    return list(islice(probes(first), None if level == "full" else 1))

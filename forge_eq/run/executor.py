@@ -23,7 +23,7 @@ from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Imm, Instr, Program, Segment
 from forge_eq.run.arena import Memory
 from forge_eq.run.handover import Extent, Input, Output, extent
-from forge_eq.run.segments import ModelSegment
+from forge_eq.run.segments import ModelSegment, compile_all
 from forge_eq.run.values import describe, fits, runner
 from forge_eq.targets import Target
 
@@ -148,6 +148,7 @@ class Executable:
         self.allocation = allocate_on_host(self.program, target)
         self.memory = Memory(self.program, self.allocation)
         self.segments = [self._build(s) for s in self.program.segments]
+        compile_all([s for s in self.segments if isinstance(s, ModelSegment)])
         self._inputs = [Input(self.memory, k) for k in range(len(self.program.inputs))]
         self._outputs = self._made()
         state, outputs = self.program.state, self.program.outputs

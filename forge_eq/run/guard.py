@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
@@ -41,7 +42,8 @@ ROUNDS = 8  # repairs before everything goes to torch
 class Guarded:
     """``executable`` agrees with the reference on ``probes`` sets of inputs; ``pins`` are what was given to torch.
 
-    ``building`` is seconds spent on building executables, repairs included; the rest of the time went into comparing.
+    ``building`` is seconds spent on building executables, repairs included; what the reference takes beyond the first
+    one, and all that is compared, is the rest.
     """
 
     executable: Executable
@@ -109,9 +111,12 @@ class _Guard:
             load_openvino()  # its absence is not something to repair
 
     def run(self, inputs: Sequence[tuple[str, list[Any]]], pins: frozenset[int]) -> Guarded:
-        asked = self.ask(inputs)
+        with ThreadPoolExecutor(1, "forge_eq-build") as beside:  # OpenVINO compiles on its own; torch answers meanwhile
+            begun: Future[Executable] | None = beside.submit(self.build, pins)
+            asked = self.ask(inputs)
         for _ in range(ROUNDS):
-            executable, fault = self.attempt(pins, asked)
+            executable, fault = self.attempt(pins, asked, begun)
+            begun = None
             if executable is not None and fault is None:
                 return self.done(executable, pins, asked)
             assert fault is not None
@@ -135,15 +140,21 @@ class _Guard:
             asked.append(_Probe(name, inputs, wanted))
         return asked
 
-    def attempt(self, pins: frozenset[int], asked: Sequence[_Probe]) -> tuple[Executable | None, _Fault | None]:
-        """The program with these pins, and the first probe on which it is wrong."""
+    def build(self, pins: frozenset[int]) -> Executable:
         start = time.perf_counter()
         try:
-            executable = Executable(self.program, self.target, pins, self.threads)
-        except RunError as e:
-            return None, _Fault(asked[0], str(e))
+            return Executable(self.program, self.target, pins, self.threads)
         finally:
             self.building += time.perf_counter() - start
+
+    def attempt(
+        self, pins: frozenset[int], asked: Sequence[_Probe], begun: Future[Executable] | None = None
+    ) -> tuple[Executable | None, _Fault | None]:
+        """The program with these pins, and the first probe on which it is wrong."""
+        try:
+            executable = begun.result() if begun is not None else self.build(pins)
+        except RunError as e:
+            return None, _Fault(asked[0], str(e))
         for probe in asked:
             try:
                 found = _seeded(partial(executable, [_own(v) for v in probe.inputs]))

@@ -22,6 +22,8 @@ from forge_eq.ops.movement import reshape
 from forge_eq.run.openvino_builder import NodeBuilder, element_type
 from forge_eq.run.values import describe
 
+TURNED: Layout = (1, 0)  # a weight stored the other way
+
 
 @dataclass(frozen=True)
 class Built:
@@ -93,6 +95,23 @@ class _ModelWriter:
                 there[layout] = self.reordered(node, have, layout)
         return there[layout]
 
+    def weight(self, instr: Instr) -> tuple[Any, bool]:
+        """The weight of a layer as its left operand, and whether it is stored [n, k].
+
+        A constant stored [k, n] is transposed here, once: read by a flag it costs up to a quarter more at each call.
+        The kernel uses the copy where it lies; with the weight on the right the plugin makes one of its own.
+        """
+        register, stored = instr.srcs[1], bool(instr.attrs[0])
+        assert isinstance(register, int)
+        data = None if stored else self.constant(register)
+        if data is None:
+            return self.read(register), stored
+        there = self.nodes.setdefault(register, {})
+        if TURNED not in there:
+            with self.g.instruction(f"v{register} stored {TURNED}"):
+                there[TURNED] = self.g.constant(torch.empty(data.shape[::-1]).copy_(data.t()))
+        return there[TURNED], True
+
     def reordered(self, node: Any, have: Layout, wanted: Layout) -> Any:
         """A node's value in another order; where only axes of size 1 move, the same bytes under another shape."""
         rank = self.g.rank(node)
@@ -161,11 +180,12 @@ class _ModelWriter:
         assert instr.op is not None
         assert instr.op.kernel is not None
         assert instr.op.kernel.left is not None
-        x, weight, *bias = (s for s in instr.srcs if isinstance(s, int))
+        x, _, *bias = (s for s in instr.srcs if isinstance(s, int))
         stored = instr.layout in self.nodes.get(x, {}) or instr.layout[-1] != len(instr.layout) - 2
         columns = [self.g.reshaped(self.read(b), [self.g.shape(self.read(b))[0], 1]) for b in bias]
         value = self.read(x, instr.layout if stored else ())
-        return instr.op.kernel.left(self.g, stored, value, self.read(weight), *columns, *instr.attrs)
+        weight, transposed = self.weight(instr)
+        return instr.op.kernel.left(self.g, stored, value, weight, *columns, transposed, *instr.attrs[1:])
 
     def attributes(self, instr: Instr) -> list[Any]:
         """The attributes, with axes counted as they are stored."""

@@ -22,7 +22,8 @@ from forge_eq.run import openvino_merged
 from forge_eq.run.openvino_attention import attention, attention_parts
 
 # Config of every compiled model. The CPU plugin otherwise computes f32 models in bf16 where the processor can.
-PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
+# It would also round the activations before a packed weight to eight bits, in groups.
+PRECISION = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 _NUMPY = {
     "f64": np.float64,
     "f32": np.float32,
@@ -323,6 +324,16 @@ class NodeBuilder:
         b = self.reshaped(b, [1, *self.shape(b)])
         y = self.opset.matmul(a, b, transpose_a, transpose_b)
         return self.reshaped(self._named(y), self.shape(y)[1:])
+
+    def matmul_packed(self, x: Any, q: Any, s: Any, z: Any = None) -> Any:
+        """x times a weight [n, k] of integers, scales and offsets [n, groups], spelt so that the kernel unpacks it."""
+        rows, groups = self.shape(s)
+        grouped = self.reshaped(q, [rows, groups, self.shape(q)[1] // groups])
+        whole = self._named(self.opset.convert(grouped, np.float32))
+        if z is not None:
+            whole = self._named(self.opset.subtract(whole, self.reshaped(z, [rows, groups, 1])))
+        weight = self.multiply(whole, self.reshaped(s, [rows, groups, 1]))
+        return self._named(self.opset.matmul(x, self.reshaped(weight, self.shape(q)), False, True))
 
     def rotate_half(self, x: Any) -> Any:
         """The spelling from which the CPU plugin makes its rotary kernel; it insists on axis -1."""

@@ -8,7 +8,9 @@ Not here: the model (``run.model``), host instructions (``run.executor``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +37,19 @@ def compile_model(built: Built, threads: int = 0) -> Any:
         raise RunError("run", name, reason, "compile with the torch target") from e
 
 
+def compile_all(segments: Sequence[ModelSegment]) -> None:
+    """Compiles segments side by side: the plugin gives way to other threads, and mostly works on one itself."""
+    if len(segments) < 2:
+        for segment in segments:
+            segment.compile()
+        return
+    with ThreadPoolExecutor(min(len(segments), os.cpu_count() or 1), "forge_eq-segment") as pool:
+        for done in [pool.submit(segment.compile) for segment in segments]:
+            done.result()
+
+
 class ModelSegment:
-    """A segment compiled and bound to the arena; :meth:`run` reads and writes it in place.
+    """A segment as a model; once :meth:`compile` has bound it to the arena, :meth:`run` reads and writes it in place.
 
     ``inside`` is the number of bytes of the values that live only within: OpenVINO owns their buffers and may share or
     avoid them, so it is an upper bound on what it allocates for activations.
@@ -47,7 +60,7 @@ class ModelSegment:
         positions = range(segment.start, segment.stop)
         made = [d for p in positions for d in program.instrs[p].dsts]
         outputs = [d for d in made if d in memory.stored and program.vregs[d].alias_of is None]
-        self.memory = memory
+        self.memory, self.threads = memory, threads
         self.inside = sum(program.vregs[d].nbytes for d in made if d not in memory.stored)
         self.built: Built | None = None
         if not outputs:
@@ -59,16 +72,21 @@ class ModelSegment:
             lambda r: memory.values[r] if memory.is_constant(r) else None,
             f"{program.name}.{segment.start}",
         )
-        self.compiled = compile_model(self.built, threads)
+
+    def compile(self) -> None:
+        """Compiles the model, if there is one, and binds it. Raises RunError when the plugin refuses it."""
+        if self.built is None:
+            return
+        self.compiled = compile_model(self.built, self.threads)
         self.request = self.compiled.create_infer_request()
         ends = (self.built.reads, self.request.set_input_tensor), (self.built.writes, self.request.set_output_tensor)
         self.moving: list[_Moving] = []
         for registers, bind in ends:
             for index, register in enumerate(registers):
-                if memory.is_outside(register):
+                if self.memory.is_outside(register):
                     self.moving.append(_Moving(index, register, bind))
                 else:
-                    bind(index, shared_tensor(memory.values[register]))
+                    bind(index, shared_tensor(self.memory.values[register]))
 
     def run(self) -> None:
         """Computes the segment from what its registers hold."""

@@ -33,6 +33,8 @@ def place(program: Program, target: Target) -> tuple[Placement, ...]:
     devices = [p.device for p in found]
     definers, readers = program.definers(), _readers(program)
     for island in _islands(program, devices, target.host):
+        if any(_at_home(program.instrs[p]) for p in island):
+            continue
         kernels = sum(kernel_time(program, target, program.instrs[p]) for p in island)
         transfers = _isolation(program, target, island, definers, readers)
         if kernels < transfers:
@@ -47,6 +49,11 @@ def _preferred(program: Program, target: Target, instr: Instr) -> Placement:
     operands = [operand_type(program, s) for s in instr.srcs]
     device, _, reason = prefer(instr.op, target, operands, [program.vregs[d].type for d in instr.dsts], instr.attrs)
     return Placement(device, reason)
+
+
+def _at_home(instr: Instr) -> bool:
+    """Whether the host has no such kernel: it would unpack a weight again at every call."""
+    return instr.op is not None and instr.op.kernel is not None and bool(instr.op.kernel.reads)
 
 
 def kernel_time(program: Program, target: Target, instr: Instr) -> float:

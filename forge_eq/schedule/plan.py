@@ -8,10 +8,12 @@ Not here: storage. Allocation comes after this stage because it needs the final 
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 from forge_eq.lower.npu import Program, Segment
-from forge_eq.lower.orient import border_time
+from forge_eq.lower.orient import border_times, own_times
 from forge_eq.schedule.affinity import kernel_time, place
 from forge_eq.schedule.order import Figures, order
 from forge_eq.schedule.transfer import materialise
@@ -83,11 +85,28 @@ def joined(program: Program, target: Target) -> set[int]:
 
 def predict(program: Program, target: Target) -> float:
     """Predicted microseconds of one run, an estimate from the target's rates and its table of kernels."""
+    return math.fsum(parts(program, target).values())
+
+
+def parts(program: Program, target: Target) -> dict[str, float]:
+    """The prediction by cost class and part of a class, in microseconds, sorted by name; none is zero.
+
+    ``matmul.plain`` and the like are the forms of the matrix kernels, ``.joined`` is work inside another kernel and
+    ``transfer`` copies and transitions. A part is proportional to the weight of its name (``Target.weight``).
+    """
     free, together = folded(program, target), joined(program, target)
-    kernels = border_time(program, target)
+    found = defaultdict(list, {name: [us] for name, us in border_times(program, target).items()})
     for position, instr in enumerate(program.instrs):
-        if not instr.is_copy and position not in free:
-            us = kernel_time(program, target, instr)
-            kernels += us * JOINED if position in together else us
+        if instr.op is None or instr.op.traits.view or position in free:
+            continue
+        cost_class = instr.op.cost.cost_class
+        if position in together:
+            name = f"{cost_class}.joined"
+            found[name].append(JOINED * target.weights.get(name, 1.0) * kernel_time(program, target, instr))
+        else:
+            for name, us in own_times(program, target, instr).items():
+                found[name].append(us)
     moved = sum(program.vregs[d].nbytes for i in program.instrs if i.is_copy for d in i.dsts)
-    return kernels + moved / (target.transfer_gbps * 1e3) + program.transitions * target.transfer_us
+    copies = moved / (target.transfer_gbps * 1e3) + program.transitions * target.transfer_us
+    found["transfer"].append(target.weight("transfer") * copies)
+    return {name: total for name, each in sorted(found.items()) if (total := math.fsum(each)) > 0.0}

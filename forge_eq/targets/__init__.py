@@ -71,9 +71,9 @@ class Device:
             return f"{self.name} has at most {self.max_rank} axes, not {max(ranks)}"
         return ""
 
-    def computes(self, unit: str, operands: Iterable[Type], results: Iterable[Type]) -> bool:
-        """Whether the device has the unit and takes these operand and result types."""
-        readable = {*self.dtypes, *self.operand_dtypes, WEAK}
+    def computes(self, unit: str, operands: Iterable[Type], results: Iterable[Type], reads: Iterable[str] = ()) -> bool:
+        """Whether the device has the unit and takes these operand and result types; ``reads`` are the kernel's own."""
+        readable = {*self.dtypes, *self.operand_dtypes, *reads, WEAK}
         return (
             unit in self.units
             and all(isinstance(t, TensorType) and t.dtype in readable for t in _flat(operands))
@@ -97,9 +97,11 @@ class Target:
     """A target. Rates are peaks: ``peak_gflops`` in 1e9 operations/s, ``bandwidth_gbps`` and ``transfer_gbps`` in
     1e9 bytes/s; ``launch_us`` (per kernel) and ``transfer_us`` (per transition) in microseconds.
 
-    ``weights`` scales predicted time per cost class of an op; ``penalties`` is the relative slow-down, per cost class,
-    of a fused kernel over its parts run alone. ``alignment`` of arena offsets is in bytes, a power of two. ``kernels``
-    are times of matrix kernels by form and size, and ``measured`` names the fields that were measured on this machine.
+    ``reorder_gbps`` is the rate of storing in another order what is larger than a core's cache (0: ``bandwidth_gbps``).
+    ``weights`` scales predicted time per cost class of an op, or of a part of a class (``matmul.left``, a kernel's
+    form); ``penalties`` is the relative slow-down, per cost class, of a fused kernel over its parts run alone.
+    ``alignment`` of arena offsets is in bytes, a power of two. ``kernels`` are times of matrix kernels by form and
+    size, and ``measured`` names the fields that were measured on this machine.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Target:
     transfer_us: float
     transfer_gbps: float
     alignment: int = 64
+    reorder_gbps: float = 0.0
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     penalties: Mapping[str, float] = field(default_factory=dict, hash=False)
     kernels: Kernels = Kernels()
@@ -136,15 +139,17 @@ class Target:
         """The devices other than the host, in order of preference."""
         return tuple(d for d in self.devices if d.name != self.host)
 
-    def weight(self, cost_class: str) -> float:
-        return self.weights.get(cost_class, 1.0)
+    def weight(self, name: str) -> float:
+        """The factor on a cost class, or on a part of one: ``matmul.left`` has that of ``matmul`` times its own."""
+        parent, dot, _ = name.rpartition(".")
+        return self.weights.get(name, 1.0) * (self.weight(parent) if dot else 1.0)
 
     def penalty(self, cost_class: str) -> float:
         return self.penalties.get(cost_class, 0.0)
 
     def transfer_time(self, nbytes: int) -> float:
         """Predicted microseconds to move ``nbytes`` between two devices."""
-        return self.transfer_us + nbytes / (self.transfer_gbps * 1e3)
+        return self.weight("transfer") * (self.transfer_us + nbytes / (self.transfer_gbps * 1e3))
 
     def kernel_time(self, flops: float, nbytes: float) -> float:
         """Predicted microseconds of one kernel: launch plus the slower of arithmetic and traffic (a roofline)."""
@@ -232,6 +237,7 @@ def parse(text: str, where: str = "<text>") -> Target:
         devices=devices,
         host=reader.text("host"),
         alignment=reader.power_of_two("alignment", 64),
+        reorder_gbps=reader.number("reorder_gbps", default=0.0),
         weights=reader.numbers("weights"),
         penalties=reader.numbers("penalties"),
         kernels=reader.kernels("kernels"),

@@ -19,13 +19,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_eq.targets.kernels import from_table
+from forge_eq.targets.kernels import FORMS, from_table
 
 if TYPE_CHECKING:
     from forge_eq.targets import Target
 
 SWITCH = "FORGE_EQ_CALIBRATION"  # "off", or the folder of calibrations
-RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps")
+RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps")
 
 
 def processor() -> str:
@@ -40,12 +40,12 @@ def processor() -> str:
 
 
 def identity() -> dict[str, str]:
-    """What a calibration depends on: another processor or OpenVINO is another machine."""
+    """What a calibration depends on: another processor or OpenVINO is another machine, another table another file."""
     try:
         openvino = version("openvino")
     except PackageNotFoundError:
         openvino = "none"
-    return {"processor": processor(), "features": _features(), "openvino": openvino}
+    return {"processor": processor(), "features": _features(), "openvino": openvino, "forms": " ".join(FORMS)}
 
 
 def _features() -> str:

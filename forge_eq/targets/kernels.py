@@ -7,7 +7,7 @@ Not here: which op is which form (``ops``: :class:`forge_eq.ops.spec.Cost`), the
 
 OpenVINO's CPU plugin has no single matrix kernel: what runs, and how fast, depends on how the product is written.
 ``plain`` has the weight on the right; ``act`` the same with an activation in the kernel; ``left`` has the weight on the
-left, stored [n, k], and the activations as [features, tokens]; ``left_kn`` reads a weight stored [k, n] by a flag.
+left, stored [n, k], and the activations as [features, tokens]; ``packed`` has it on the right as integers with scales.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-FORMS = ("plain", "act", "left", "left_kn")
+FORMS = ("plain", "act", "left", "packed")
 _NEAR = 1e-9
 
 

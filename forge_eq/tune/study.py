@@ -43,9 +43,10 @@ class Tuned:
 
     ``settings`` are the best ones; ``target`` and ``alpha`` carry them, for ``optimize(..., target=, alpha=)``.
     ``objective`` is "predicted" (microseconds, less is better) or "order" (Kendall's tau, more is better); ``base``
-    is its value under the settings given. ``seconds``: of the search, of the
-    extractions in it, of the storage. ``history``: (settings, value) of every trial, those of others included.
-    ``importance``: share of each setting in the spread of values. ``timing``: the measurement, if one was asked for.
+    is its value under the settings given. ``seconds``: of the search, of the extractions in it, of the storage, and
+    the processor's of the ``sampling``, which is the search beyond its extractions. ``history``: (settings, value) of
+    every trial, those of others included. ``importance``: share of each setting in the spread of values. ``timing``:
+    the measurement, if one was asked for.
     ``agreement``: tau of the measured order under the base settings, and the highest of any trial.
     """
 
@@ -130,10 +131,10 @@ class _Study:
         direction = "maximize" if measured else "minimize"
         self.sign = -1.0 if measured else 1.0
         self.shared = open_study(storage, f"{self.objective}-{self._program()}", direction)
-        self.run, self.seen, self.own = secrets.token_hex(8), set[int](), list[Any]()
+        self.run, self.seen, self.own = secrets.token_hex(8), set[int](), list[tuple[Mapping[str, float], float]]()
         for settings, taken in measured:
             self.measured[self.trials.run({**self.trials.base, **settings}).program] = taken
-        self.seconds = {"search": 0.0, "extract": 0.0, "storage": 0.0}
+        self.seconds = dict.fromkeys(("search", "extract", "storage", "sampling"), 0.0)
         log = optuna.distributions.FloatDistribution
         self.space = {r.name: log(r.low, r.high, log=r.log) for r in self.trials.space}
         start = time.perf_counter()
@@ -151,15 +152,16 @@ class _Study:
         from forge_eq.ir.text import text
 
         used = rules.default if self.job.options.rules is None else self.job.options.rules
-        parts = (text(self.job["capture"]), used.hash, repr(self.job.target), str(self.job.options.alpha))
+        parts = (text(self.job["capture"]), used.hash, repr(self.trials.target), str(self.job.options.alpha))
         more = repr(sorted(self.measured.items()))
         return blake2b("\0".join([*parts, more]).encode(), digest_size=8).hexdigest()
 
     def value(self, settings: Mapping[str, float]) -> float:
         """One extraction, and the objective."""
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         choice = self.trials.run(settings)
         self.seconds["extract"] += time.perf_counter() - start
+        self.seconds["sampling"] -= time.process_time() - used
         if not self.measured:
             return choice.predicted
         tau = agreement(self.trials.predict(settings, list(self.measured)), list(self.measured.values()))
@@ -167,7 +169,8 @@ class _Study:
 
     def search(self, count: int, on_trial: OnTrial | None) -> None:
         """Runs trials: the first of a study is the base settings, so that the best is never worse."""
-        start, waited = time.perf_counter(), self.seconds["storage"]
+        start, waited, used = time.perf_counter(), self.seconds["storage"], time.process_time()
+        self.seconds["extract"] = self.seconds["sampling"] = 0.0  # the base settings were extracted before
         begin = len(self.memory.trials)
         try:
             for done in range(1, count + 1):
@@ -175,29 +178,34 @@ class _Study:
                     self._told(self.trials.base, self.base_value)
                 else:
                     trial = self.memory.ask(self.space)
-                    found = self.value(trial.params)
-                    trial.set_user_attr(RUN, self.run)
-                    self.own.append(self.memory.tell(trial, found))
+                    settings = trial.params
+                    found = self.value(settings)
+                    self.memory.tell(trial, found)
+                    self.own.append((settings, found))
                 if on_trial is not None:
                     on_trial(done, count, self.best()[1])
                 if done % SHARE == 0 and done < count:
                     self._share()
         finally:
+            self.seconds["sampling"] += time.process_time() - used
             self._share()
         self.seconds["search"] = time.perf_counter() - start - (self.seconds["storage"] - waited)
 
     def _told(self, settings: Mapping[str, float], value: float) -> None:
-        made = self.optuna.trial.create_trial(
+        self.memory.add_trial(self._trial(settings, value))
+        self.own.append((settings, value))
+
+    def _trial(self, settings: Mapping[str, float], value: float) -> Any:
+        return self.optuna.trial.create_trial(
             params=dict(settings), distributions=self.space, value=value, user_attrs={RUN: self.run}
         )
-        self.memory.add_trial(made)
-        self.own.append(made)
 
     def _share(self) -> None:
         start = time.perf_counter()
-        push(self.shared, self.own)
+        if self.shared is not None:
+            push(self.shared, [self._trial(settings, value) for settings, value in self.own])
+            self.memory.add_trials(pull(self.shared, self.run, self.seen))
         self.own = []
-        self.memory.add_trials(pull(self.shared, self.run, self.seen))
         self.seconds["storage"] += time.perf_counter() - start
 
     def history(self) -> list[tuple[dict[str, float], float]]:
@@ -222,7 +230,7 @@ class _Study:
     def result(self, measure: bool, top: int, rounds: int, on_stage: Progress | None) -> Tuned:
         settings, value = self.best()
         trials, history = self.trials, self.history()
-        target, alpha = apply(settings, self.job.target)
+        target, alpha = apply(settings, trials.target)
         best = trials.run(settings)
         extractions, timing, tau = trials.extractions - 1 - len(self.measured), None, (math.nan, math.nan)
         if measure:

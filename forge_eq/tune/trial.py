@@ -36,19 +36,20 @@ class Trials:
         if job.options.cost is not None:
             raise OptionsError("options", "cost", "has no settings to tune", "leave it out: tuning is of Fusion-Gain")
         self.job, self.graph, self.view = job, job["capture"], job["saturate"]
+        self.target = job.target  # once: a job reads it from its file
         self.limits = job.options.limits
         self.space = space_of(self.view)
-        self.base = base_of(self.space, job.target, job.options.alpha)
+        self.base = base_of(self.space, self.target, job.options.alpha)
         self.captured = frozenset(n.op for n in self.graph.nodes)
         self.solver = job.options.extractor or Default()
         self.extractions = 0
         self.known: dict[str, Choice] = {}
         self.settings: dict[str, Mapping[str, float]] = {}
         # The judge of all trials: kernels run alone under the target as it is, with no penalty and no discount.
-        self.judge = self._problem(FusionGain(job.target, 1.0, self.captured), kernels=True)
+        self.judge = self._problem(FusionGain(self.target, 1.0, self.captured), kernels=True)
 
     def cost(self, settings: Mapping[str, float]) -> FusionGain:
-        target, alpha = apply(settings, self.job.target)
+        target, alpha = apply(settings, self.target)
         return FusionGain(target, alpha, self.captured)
 
     def run(self, settings: Mapping[str, float]) -> Choice:
