@@ -127,12 +127,12 @@ class InTime(Compiler):
 
 
 def tried(case: Case, found: Mapping[str, Any]) -> set[str] | None:
-    """The forms to try: all for a few layers on 4000 (None), elsewhere the two that were fastest there."""
+    """The forms to try: all for a few layers on 4000 (None), elsewhere the target's and the two fastest there."""
     like = next((c for c in LAYERS if c.family == case.family), None)
     times = found.get(like.name, {}).get("ours host", {}).get("forms") if like is not None else None
     if case in LAYERS or case.step or not times:
         return None
-    return set(sorted(times, key=lambda form: times[form])[:2])
+    return {"target", *sorted(times, key=lambda form: times[form])[:2]}
 
 
 def read(store: Path) -> dict[str, Any]:
