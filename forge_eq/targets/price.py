@@ -15,8 +15,8 @@ from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
 from forge_eq.ops.spec import Op
 from forge_eq.targets import Target
 
-# One token: every form reads the weight once, at the memory's rate. What a table says is also what the shared cache held
-# while it was measured; in whole models the weight on the left took 1.06 (GPT-2) to 1.09 (Qwen2) of rows.
+# One token: every form reads the weight once, at the memory's rate. What a table says is also what the shared cache
+# held while it was measured; in whole models the weight on the left took 1.06 (GPT-2) to 1.09 (Qwen2) of rows.
 STREAM = 1.06
 CACHE = 2 << 20  # bytes of a value whose two copies are about what a core's second-level cache holds
 REORDER = "movement.reorder"  # the part of a prediction that storing values in another order takes
