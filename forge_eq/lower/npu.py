@@ -149,6 +149,11 @@ class Program:
         """Register of a constant -> its name."""
         return dict(self.constants)
 
+    @cached_property
+    def constant_bytes(self) -> int:
+        """Bytes of all constants."""
+        return sum(self.vregs[register].nbytes for register, _ in self.constants)
+
     @property
     def transitions(self) -> int:
         """Number of times that control passes from one device to another."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from forge_eq.errors import RunError
 from forge_eq.run.openvino_builder import PRECISION, load_openvino
+from forge_eq.targets.host import cache_mib
 from forge_eq.targets.kernels import FORMS
 
 SHAPES = ((512, 512), (512, 2048), (768, 3072), (3072, 768), (896, 4864), (2048, 2048), (2048, 8192), (8192, 2048))
@@ -153,7 +154,8 @@ def measure(threads: int) -> dict[str, Any]:
                 peak = max(peak, 2e-3 * k * n * tokens * copies / us)
                 if form != "packed":
                     bandwidth = max(bandwidth, 4e-3 * k * n * copies / us)
-    return {"peak_gflops": peak, "bandwidth_gbps": bandwidth, **small(bench, bandwidth), "kernels": table}
+    rates = {"peak_gflops": peak, "bandwidth_gbps": bandwidth, "cache_mib": cache_mib()}
+    return {**rates, **small(bench, bandwidth), "kernels": table}
 
 
 def small(bench: _Bench, bandwidth: float) -> dict[str, Any]:

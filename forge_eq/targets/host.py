@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forge_eq.targets import Target
 
 SWITCH = "FORGE_EQ_CALIBRATION"  # "off", or the folder of calibrations
-RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps")
+RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps", "cache_mib")
 
 
 def processor() -> str:
@@ -46,6 +46,18 @@ def identity() -> dict[str, str]:
     except PackageNotFoundError:
         openvino = "none"
     return {"processor": processor(), "features": _features(), "openvino": openvino, "forms": " ".join(FORMS)}
+
+
+def cache_mib() -> float:
+    """The size of the last-level cache as the system tells it; 0 where it does not."""
+    sizes = [0.0]
+    for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = entry.read_text(encoding="ascii").strip()
+            sizes.append(float(text.rstrip("KMG")) * {"K": 2**-10, "M": 1.0, "G": 2**10}.get(text[-1:], 2**-20))
+        except (OSError, ValueError):
+            continue
+    return max(sizes)
 
 
 def _features() -> str:

@@ -15,9 +15,6 @@ from forge_eq.ir.types import WEAK, TensorType, TupleType, Type
 from forge_eq.ops.spec import Op
 from forge_eq.targets import Target
 
-# One token: every form reads the weight once, at the memory's rate. What a table says is also what the shared cache
-# held while it was measured; in whole models the weight on the left took 1.06 (GPT-2) to 1.09 (Qwen2) of rows.
-STREAM = 1.06
 CACHE = 2 << 20  # bytes of a value whose two copies are about what a core's second-level cache holds
 REORDER = "movement.reorder"  # the part of a prediction that storing values in another order takes
 
@@ -62,8 +59,6 @@ def left_times(
     found = None if size is None else target.kernels.time("left", *size)
     if found is None:
         return None
-    plain = target.kernels.time("plain", *size) if size is not None and size[0] == 1 else None
-    found = max(found, STREAM * plain) if plain is not None else found
     part = f"{op.cost.cost_class}.left"
     times = {part: target.weight(part) * found}
     if behind := _behind(target, op, types, out):
