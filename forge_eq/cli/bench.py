@@ -26,19 +26,23 @@ def _group() -> None:
     """Measure beside what people run today."""
 
 
+Out = Annotated[Path, typer.Option(help="folder for JSON, Markdown and HTML; a run goes on where it stopped")]
+Threads = Annotated[int, typer.Option(help="threads of every backend; 0 for all cores")]
+Blocks = Annotated[int, typer.Option(min=1, help="turns of each backend in a round")]
+Seconds = Annotated[float, typer.Option(min=0.0, help="about how long a turn is")]
+
+
 def peers(
     models: Annotated[str, typer.Option(help="models with commas; FAMILY:LAYERS truncates")] = "gpt2-124m",
     cases: Annotated[
         str, typer.Option(help="decode (one token after 128) and token counts, with commas")
     ] = "decode,16,128",
     backends: Annotated[str, typer.Option(help="some of the backends, with commas; all when left out")] = "",
-    out: Annotated[
-        Path, typer.Option(help="folder for JSON, Markdown and HTML; a run goes on where it stopped")
-    ] = Path("peers"),
-    threads: Annotated[int, typer.Option(help="threads of every backend; 0 for all cores")] = 0,
+    out: Out = Path("peers"),
+    threads: Threads = 0,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of fresh processes")] = 3,
-    blocks: Annotated[int, typer.Option(min=1, help="turns of each backend in a round")] = 8,
-    seconds: Annotated[float, typer.Option(min=0.0, help="about how long a turn is")] = 0.5,
+    blocks: Blocks = 8,
+    seconds: Seconds = 0.5,
 ) -> None:
     """Set-up, latency, tail, memory and difference of every backend, in turn, in float32 on the same threads.
 
@@ -86,14 +90,12 @@ def paper(
     models: Annotated[
         str, typer.Option(help="models of the paper, with commas; FAMILY:LAYERS truncates; all when left out")
     ] = "",
-    out: Annotated[
-        Path, typer.Option(help="folder for JSON, Markdown and HTML; a run goes on where it stopped")
-    ] = Path("paper"),
-    threads: Annotated[int, typer.Option(help="threads of every backend; 0 for all cores")] = 0,
+    out: Out = Path("paper"),
+    threads: Threads = 0,
     tokens: Annotated[int, typer.Option(min=2, help="tokens of a window of text")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of fresh processes where backends are compared")] = 3,
-    blocks: Annotated[int, typer.Option(min=1, help="turns of each backend in a round")] = 4,
-    seconds: Annotated[float, typer.Option(min=0.0, help="about how long a turn is")] = 0.5,
+    blocks: Blocks = 4,
+    seconds: Seconds = 0.5,
     runs: Annotated[int, typer.Option(min=1, help="fresh processes of the table of variation")] = 10,
     trials: Annotated[int, typer.Option(min=1, help="trials of tuning")] = 50,
 ) -> None:

@@ -144,7 +144,7 @@ class Program:
     submodules: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     signature: Signature = field(default=Signature(), compare=False, repr=False)
 
-    @property
+    @cached_property
     def constant_names(self) -> dict[int, str]:
         """Register of a constant -> its name."""
         return dict(self.constants)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from forge_eq.capture.values import DTYPE_NAMES
 from forge_eq.ir.graph import Builder, Graph, Node, Origin
 from forge_eq.ir.types import TensorType
 from forge_eq.ops.composite import ACTIVATIONS
@@ -30,7 +31,6 @@ PROBE = 2  # groups that are tried first: an ordinary weight is refused by them
 CHUNK = 1 << 11  # groups at a time, so that temporaries stay in the cache
 PAYS = 0.97  # share of the unpacked time that must not be exceeded
 PRODUCTS = {2: linear_packed, 3: linear_packed_offset}  # by the number of parts
-DTYPES = {torch.int8: "i8", torch.uint8: "u8", torch.float32: "f32"}
 TINY = torch.finfo(torch.float32).tiny
 RULE = "packed/exact"
 
@@ -85,7 +85,7 @@ class _Packer:
         while name in self.data:
             name += "_"
         self.data[name] = value
-        return self.builder.add(constant, (), (name,), TensorType(DTYPES[value.dtype], tuple(value.shape)))
+        return self.builder.add(constant, (), (name,), TensorType(DTYPE_NAMES[value.dtype], tuple(value.shape)))
 
     def product(self, node: Node, parts: list[int]) -> int:
         x, _, *bias = (self.ids[i] for i in node.inputs)

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from forge_eq.errors import RunError
+from forge_eq.lower.pack import GROUP
 from forge_eq.run.openvino_builder import PRECISION, load_openvino
 from forge_eq.targets.host import cache_mib
 from forge_eq.targets.kernels import FORMS
@@ -91,9 +92,9 @@ class _Bench:
         return self.o.constant(self.ov.Tensor(view, shared_memory=True), shared_memory=True)
 
     def packed(self, start: int, n: int, k: int) -> Any:
-        """The same size in i8 with a scale for each group of 32, the pool's bytes as integers."""
-        o, groups = self.o, k // 32
-        whole = self.pool.view(self.np.int8)[start : start + n * k].reshape(n, groups, 32)
+        """The same size in i8 with a scale for each group, the pool's bytes as integers."""
+        o, groups = self.o, k // GROUP
+        whole = self.pool.view(self.np.int8)[start : start + n * k].reshape(n, groups, GROUP)
         scale = self.np.full((n, groups, 1), 1e-3, self.np.float32)
         integers = o.constant(self.ov.Tensor(whole, shared_memory=True), shared_memory=True)
         spread = o.multiply(o.convert(integers, self.np.float32), o.constant(scale))
