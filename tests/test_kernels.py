@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forge_eq.ir.types import WEAK, TensorType
-from forge_eq.ops import REGISTRY, composite, elementwise, movement, pooling, reduction
+from forge_eq.ops import REGISTRY, composite, elementwise, linalg, movement, pooling, reduction
 from forge_eq.ops.spec import Op
 from kernel_samples import NAMES, Sample, samples, special_cases
 
@@ -105,3 +105,21 @@ def test_a_kernel_agrees_on_special_values(op: Op) -> None:
             else:
                 good = np.isclose(got, target, rtol=1e-5, atol=1e-30, equal_nan=True)
             assert good.all(), f"{op.name} {operands} {attrs}: {got[~good]} where torch has {target[~good]}"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("n", [6, 7])
+@pytest.mark.parametrize("stored", [True, False], ids=["column", "row"])
+def test_one_row_with_its_weight_on_the_left(threads: int, n: int, stored: bool) -> None:
+    """In parts where the threads divide it; two products of one row share its copies."""
+    g, k = NodeBuilder(threads), 5
+    x, weights = torch.randn(1, 1, k), [torch.randn(n, k), torch.randn(n, k), torch.randn(k, n)]
+    row = g.opset.parameter([1, k, 1] if stored else [1, 1, k])
+    with g.instruction("layers"):
+        made = [linalg.left(g, stored, row, g.constant(w), w.shape == (n, k)) for w in weights]
+    copies = [o for o in g.ov.Model(made, [row], "row").get_ops() if o.get_type_name() == "Concat"]
+    assert len(copies) == (threads > 1 and n % threads == 0)
+    assert all(g.shape(y) == [1, 1, n] for y in made)
+    found = g.ov.Core().compile_model(g.ov.Model(made, [row], "row"), "CPU", CONFIG)([x.reshape(g.shape(row)).numpy()])
+    for y, w in zip(found.to_tuple(), weights, strict=True):
+        torch.testing.assert_close(torch.from_numpy(np.array(y)), x @ (w.t() if w.shape == (n, k) else w))

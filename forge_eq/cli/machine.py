@@ -55,7 +55,7 @@ def figures(target: object) -> list[str]:
     from forge_eq.targets.kernels import FORMS
 
     assert isinstance(target, Target)
-    names = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps", "cache_mib")
+    names = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps")
     file = shipped(target.name)
     rows = [(n, f"{getattr(file, n):.4g}", f"{getattr(target, n):.4g}", source(target, n)) for n in names]
     rows += [

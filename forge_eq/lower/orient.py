@@ -14,7 +14,6 @@ other order costs, paid once for all readers on that side. A linear layer reads 
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,9 +39,6 @@ from forge_eq.targets.price import REORDER, left_times, move_time, nbytes, row_p
 
 FREE = 0.05  # microseconds: an order that differs in axes of size 1 is the same bytes, yet fewer changes are better
 PACKED = 0.02  # share of its time that a layer may lose, if that saves the copy of its weight that rows cost
-# One token: every form reads the weight once, at the memory's rate. Tables are measured on what a shared cache partly
-# holds; in whole models, which it does not, the weight on the left took 1.06 (GPT-2) to 1.09 (Qwen2) of rows.
-STREAM = 1.06
 ROWS = 0.04  # share of its time that a product with the weight on the left loses when it reads rows, by a flag
 NORM = 2.0  # a norm over another axis than the last is no kernel of its own: several passes instead of one
 NANO = 1000  # capacities are whole nanoseconds: sums of floats would make the cut depend on the order of edges
@@ -94,7 +90,9 @@ def _axis(program: Program, target: Target, instr: Instr, known: Mapping[int, in
         agrees = axis is not None and isinstance(source, int) and known.get(source, axis) == axis
         return axis if agrees and len(shape_of(operand_type(program, instr.srcs[1]))) == 2 else None
     wanted = {result_axis(program, instr, k, known[r]) for k, r in enumerate(instr.reads) if r in known}
-    return next(iter(wanted)) if len(wanted) == 1 else None
+    axis = next(iter(wanted)) if len(wanted) == 1 else None
+    # of one row there is no other order, and with an axis of 1 at the end kernels run element by element
+    return None if axis is None or shape_of(program.vregs[instr.dsts[0]].type)[axis] == 1 else axis
 
 
 def _rank(program: Program, instr: Instr) -> int:
@@ -122,21 +120,10 @@ def _left_time(program: Program, target: Target, instr: Instr) -> float | None:
 
 
 def _left_times(program: Program, target: Target, instr: Instr) -> dict[str, float] | None:
-    """By part. One token of a model that no cache holds is never faster than in rows, whatever a table says."""
+    """By part."""
     types, out = _types(program, instr)
     assert instr.op is not None
-    times = left_times(target, instr.op, types, instr.attrs, out) if _left_known(program, instr) else None
-    if times is None or not _streams(program, target, instr):
-        return times
-    part = next(iter(times))
-    row = row_time(target, instr.op, types, instr.attrs, out)
-    return {**times, part: max(times[part], STREAM * row)}
-
-
-def _streams(program: Program, target: Target, instr: Instr) -> bool:
-    """Whether an instruction reads a weight from memory once for one row, its program being too large for a cache."""
-    size = math.prod(shape_of(program.vregs[instr.dsts[0]].type)[:-1])
-    return size == 1 and program.constant_bytes > target.cache_mib * 2**20
+    return left_times(target, instr.op, types, instr.attrs, out) if _left_known(program, instr) else None
 
 
 def _left_known(program: Program, instr: Instr) -> bool:

@@ -78,7 +78,8 @@ def _addmm(imp: aten.Importer, op: Op, b: Any, x: Any, w: Any, *, beta: Any = 1,
 
 def left(g: Any, stored: bool, x: Any, w: Any, transposed: bool) -> Any:
     """W x' as one OpenVINO node; flags take care of how the weight and x are stored, so neither is copied."""
-    return g.matmul(w, x, not transposed, not stored)
+    tokens = g.shape(x)[-1 if stored else -2]
+    return g.matmul(w, x, not transposed, not stored) if tokens > 1 else g.row_product(x, w, transposed)
 
 
 linear = op(

@@ -114,7 +114,8 @@ class Kernel:
     (a list of outputs for a multi-output op). The op never imports OpenVINO itself.
 
     ``left(g, stored, *inputs, *attrs)`` is a linear layer with its weight on the left: the result has its last two axes
-    exchanged, and ``stored`` tells whether those of the first operand are. Bias is [n, 1].
+    exchanged, and ``stored`` tells whether those of the first operand are. Bias is [n, 1]. A single row stays one, and
+    its bias is [n].
 
     ``reads`` are element types that this kernel takes as an operand although the device computes nothing in them.
     """

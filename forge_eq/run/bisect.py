@@ -19,7 +19,7 @@ from forge_eq.errors import RunError
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program, Segment
 from forge_eq.run.model import build_model
-from forge_eq.run.openvino_builder import shared_tensor
+from forge_eq.run.openvino_builder import cpu_builder, shared_tensor
 from forge_eq.run.segments import compile_model
 from forge_eq.run.values import TORCH_DTYPES
 from forge_eq.targets import Target
@@ -88,7 +88,12 @@ class _Search:
         program = self.program
         names = program.constant_names
         built = build_model(
-            program, positions, outputs, lambda r: self.values[r] if program.root(r) in names else None, "probe"
+            program,
+            positions,
+            outputs,
+            lambda r: self.values[r] if program.root(r) in names else None,
+            "probe",
+            lambda: cpu_builder(self.threads),
         )
         request = compile_model(built, self.threads).create_infer_request()
         given = [self.values[r].contiguous() for r in built.reads]

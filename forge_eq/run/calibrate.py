@@ -19,8 +19,8 @@ from typing import Any
 
 from forge_eq.errors import RunError
 from forge_eq.lower.pack import GROUP
-from forge_eq.run.openvino_builder import PRECISION, load_openvino
-from forge_eq.targets.host import cache_mib
+from forge_eq.ops.linalg import left
+from forge_eq.run.openvino_builder import PRECISION, cpu_builder, load_openvino
 from forge_eq.targets.kernels import FORMS
 
 SHAPES = ((512, 512), (512, 2048), (768, 3072), (3072, 768), (896, 4864), (2048, 2048), (2048, 8192), (8192, 2048))
@@ -78,7 +78,7 @@ class _Bench:
     def __init__(self, threads: int) -> None:
         import numpy as np
 
-        self.ov, self.np = load_openvino(), np
+        self.ov, self.np, self.threads = load_openvino(), np, threads
         self.o = self.ov.opset16
         self.core = self.ov.Core()
         self.clock = time.process_time if threads == 1 else time.perf_counter
@@ -91,14 +91,11 @@ class _Bench:
         view = self.pool[start : start + size].reshape(shape)
         return self.o.constant(self.ov.Tensor(view, shared_memory=True), shared_memory=True)
 
-    def packed(self, start: int, n: int, k: int) -> Any:
+    def packed(self, start: int, n: int, k: int) -> tuple[Any, Any]:
         """The same size in i8 with a scale for each group, the pool's bytes as integers."""
-        o, groups = self.o, k // GROUP
-        whole = self.pool.view(self.np.int8)[start : start + n * k].reshape(n, groups, GROUP)
-        scale = self.np.full((n, groups, 1), 1e-3, self.np.float32)
-        integers = o.constant(self.ov.Tensor(whole, shared_memory=True), shared_memory=True)
-        spread = o.multiply(o.convert(integers, self.np.float32), o.constant(scale))
-        return o.reshape(spread, o.constant(self.np.array([n, k])), False)
+        whole = self.pool.view(self.np.int8)[start : start + n * k].reshape(n, k)
+        integers = self.o.constant(self.ov.Tensor(whole, shared_memory=True), shared_memory=True)
+        return integers, self.o.constant(self.np.full((n, k // GROUP), 1e-3, self.np.float32))
 
     def request(self, results: Sequence[Any], parameters: Sequence[Any]) -> Any:
         compiled = self.core.compile_model(self.ov.Model(list(results), list(parameters), "c"), "CPU", self.config)
@@ -110,14 +107,16 @@ class _Bench:
 
     def layers(self, form: str, k: int, n: int, tokens: int, copies: int) -> Any:
         """``copies`` layers over one input, each with its own weight and result."""
-        o = self.o
-        left = form == "left"
-        x = o.parameter([1, k, tokens] if left else [1, tokens, k], self.np.float32)
-        results = []
+        stored = form == "left"
+        x = self.o.parameter([1, k, tokens] if stored else [1, tokens, k], self.np.float32)
+        g, results = cpu_builder(self.threads), []
         for i in range(copies):
-            w = self.packed(i * k * n, n, k) if form == "packed" else self.weight(i * k * n, n, k)
-            y = o.matmul(w, x, False, False) if left else o.matmul(x, w, False, True)
-            results.append(o.swish(y) if form == "act" else y)
+            if form == "packed":
+                y = g.matmul_packed(x, *self.packed(i * k * n, n, k))
+            else:
+                w = self.weight(i * k * n, n, k)
+                y = left(g, stored, x, w, True) if stored else g.matmul(x, w, False, True)
+            results.append(self.o.swish(y) if form == "act" else y)
         return self.request(results, [x])
 
     def chain(self, shape: Sequence[int], step: Callable[[Any], Any], count: int) -> Any:
@@ -155,7 +154,7 @@ def measure(threads: int) -> dict[str, Any]:
                 peak = max(peak, 2e-3 * k * n * tokens * copies / us)
                 if form != "packed":
                     bandwidth = max(bandwidth, 4e-3 * k * n * copies / us)
-    rates = {"peak_gflops": peak, "bandwidth_gbps": bandwidth, "cache_mib": cache_mib()}
+    rates = {"peak_gflops": peak, "bandwidth_gbps": bandwidth}
     return {**rates, **small(bench, bandwidth), "kernels": table}
 
 

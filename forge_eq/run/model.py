@@ -8,6 +8,7 @@ Not here: nodes of a kernel (``run.openvino_builder``), compiling and binding (`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,8 +147,9 @@ class _ModelWriter:
             made = list(made) if isinstance(made, tuple | list) else made.outputs()
         else:
             made = [made]
+        layout = () if self.one_row(instr) else instr.layout
         for dst, node in zip(instr.dsts, made, strict=True):
-            self.nodes[dst] = {instr.layout: self.checked(dst, instr.layout, node, name)}
+            self.nodes[dst] = {layout: self.checked(dst, layout, node, name)}
 
     def compute(self, instr: Instr) -> Any:
         """The nodes of an instruction, in its own layout."""
@@ -182,10 +184,16 @@ class _ModelWriter:
         assert instr.op.kernel.left is not None
         x, _, *bias = (s for s in instr.srcs if isinstance(s, int))
         stored = instr.layout in self.nodes.get(x, {}) or instr.layout[-1] != len(instr.layout) - 2
-        columns = [self.g.reshaped(self.read(b), [self.g.shape(self.read(b))[0], 1]) for b in bias]
+        behind = [self.read(b) for b in bias]
+        if not self.one_row(instr):
+            behind = [self.g.reshaped(b, [self.g.shape(b)[0], 1]) for b in behind]
         value = self.read(x, instr.layout if stored else ())
         weight, transposed = self.weight(instr)
-        return instr.op.kernel.left(self.g, stored, value, weight, *columns, transposed, *instr.attrs[1:])
+        return instr.op.kernel.left(self.g, stored, value, weight, *behind, transposed, *instr.attrs[1:])
+
+    def one_row(self, instr: Instr) -> bool:
+        """Whether it is a layer of one row, which is given as such whatever its layout (``Kernel.left``)."""
+        return is_layer(instr) and math.prod(shape_of(self.program.vregs[instr.dsts[0]].type)[:-1]) == 1
 
     def attributes(self, instr: Instr) -> list[Any]:
         """The attributes, with axes counted as they are stored."""

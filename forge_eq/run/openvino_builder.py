@@ -92,10 +92,12 @@ def shared_tensor(value: torch.Tensor) -> Any:
 class NodeBuilder:
     """Builds nodes; an unknown attribute is the opset function of that name.
 
-    ``kept`` holds the memory that shared constants point to: keep it as long as the model lives.
+    ``kept`` holds the memory that shared constants point to: keep it as long as the model lives. ``threads`` is the
+    number that the model will run on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
         self.ov = load_openvino()
         self.opset = self.ov.opset16
         self.kept: list[torch.Tensor] = []
@@ -103,6 +105,7 @@ class NodeBuilder:
         self._made: list[Any] = []
         self.ways: dict[int, bool] = {}  # address of a square weight -> whether it is read transposed
         self._causal: dict[tuple[int, int], Any] = {}
+        self._copies: dict[int, tuple[Any, Any]] = {}  # id of a row's node -> it, and a copy of it for each thread
 
     # ------------------------------------------------------------------------------------------ plumbing
 
@@ -325,6 +328,23 @@ class NodeBuilder:
         y = self.opset.matmul(a, b, transpose_a, transpose_b)
         return self.reshaped(self._named(y), self.shape(y)[1:])
 
+    def row_product(self, x: Any, w: Any, transposed: bool) -> Any:
+        """x of one row times a weight on the left, read where it lies: the row, as [.., 1, n].
+
+        A single column after it would make all that follows run element by element. The kernel hands out 512 rows of
+        the weight at a time, so that two threads share 768 as two to one; a batch of equal parts they share evenly. The
+        row has to be there for each part: a broadcast one is read as one product again.
+        """
+        size, parts = self.shape(w)[0 if transposed else 1], self.threads
+        *outer, _, _ = self.shape(x)
+        row = self.reshaped(x, [1, 1, math.prod(self.shape(x))])
+        if transposed and parts > 1 and size % parts == 0:
+            if id(x) not in self._copies:
+                self._copies[id(x)] = x, self._named(self.opset.concat([row] * parts, 0))
+            row, w = self._copies[id(x)][1], self.reshaped(w, [parts, size // parts, self.shape(w)[1]])
+        y = self._named(self.opset.matmul(w, row, not transposed, True))
+        return self.reshaped(y, [*outer, 1, size])
+
     def matmul_packed(self, x: Any, q: Any, s: Any, z: Any = None) -> Any:
         """x times a weight [n, k] of integers, scales and offsets [n, groups], spelt so that the kernel unpacks it."""
         rows, groups = self.shape(s)
@@ -366,3 +386,8 @@ class NodeBuilder:
     def attention_parts(self, *args: Any) -> Any:
         """See :func:`forge_eq.run.openvino_attention.attention_parts`."""
         return attention_parts(self, *args)
+
+
+def cpu_builder(threads: int = 0) -> NodeBuilder:
+    """For a model that runs on so many threads of the CPU plugin; 0 is its default, a thread for each core."""
+    return NodeBuilder(threads or torch.get_num_threads())

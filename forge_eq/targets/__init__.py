@@ -97,7 +97,6 @@ class Target:
     """A target. Rates are peaks: ``peak_gflops`` in 1e9 operations/s, ``bandwidth_gbps`` and ``transfer_gbps`` in
     1e9 bytes/s; ``launch_us`` (per kernel) and ``transfer_us`` (per transition) in microseconds.
 
-    ``cache_mib`` is the last-level cache: constants beyond it come from memory at every run.
     ``reorder_gbps`` is the rate of storing in another order what is larger than a core's cache (0: ``bandwidth_gbps``).
     ``weights`` scales predicted time per cost class of an op, or of a part of a class (``matmul.left``, a kernel's
     form); ``penalties`` is the relative slow-down, per cost class, of a fused kernel over its parts run alone.
@@ -116,7 +115,6 @@ class Target:
     transfer_gbps: float
     alignment: int = 64
     reorder_gbps: float = 0.0
-    cache_mib: float = 32.0
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     penalties: Mapping[str, float] = field(default_factory=dict, hash=False)
     kernels: Kernels = Kernels()
@@ -240,7 +238,6 @@ def parse(text: str, where: str = "<text>") -> Target:
         host=reader.text("host"),
         alignment=reader.power_of_two("alignment", 64),
         reorder_gbps=reader.number("reorder_gbps", default=0.0),
-        cache_mib=reader.number("cache_mib", default=32.0),
         weights=reader.numbers("weights"),
         penalties=reader.numbers("penalties"),
         kernels=reader.kernels("kernels"),

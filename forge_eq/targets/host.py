@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from forge_eq.targets import Target
 
 SWITCH = "FORGE_EQ_CALIBRATION"  # "off", or the folder of calibrations
-RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps", "cache_mib")
+REVISION = 2  # of how the forms are built: a calibration of another is not used
+RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps")
 
 
 def processor() -> str:
@@ -45,19 +46,8 @@ def identity() -> dict[str, str]:
         openvino = version("openvino")
     except PackageNotFoundError:
         openvino = "none"
-    return {"processor": processor(), "features": _features(), "openvino": openvino, "forms": " ".join(FORMS)}
-
-
-def cache_mib() -> float:
-    """The size of the last-level cache as the system tells it; 0 where it does not."""
-    sizes = [0.0]
-    for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        try:
-            text = entry.read_text(encoding="ascii").strip()
-            sizes.append(float(text.rstrip("KMG")) * {"K": 2**-10, "M": 1.0, "G": 2**10}.get(text[-1:], 2**-20))
-        except (OSError, ValueError):
-            continue
-    return max(sizes)
+    forms = f"{' '.join(FORMS)} {REVISION}"
+    return {"processor": processor(), "features": _features(), "openvino": openvino, "forms": forms}
 
 
 def _features() -> str:
