@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 
+WARM = 2  # calls of each turn that are not counted
+
+
 class Phases:
     """Wall and processor seconds and peak memory of each phase; called with the phase that has just ended."""
 
@@ -98,10 +101,15 @@ def difference(found: Any, wanted: Any) -> float:
 
 
 def samples(call: Any, count: int) -> dict[str, Any]:
-    """Nanoseconds of each call: wall, and of the process's all threads; microjoules of all, None where unreadable."""
+    """Nanoseconds of each call: wall, and of the process's all threads; microjoules of all, None where unreadable.
+
+    The first calls of a turn are not counted: threads wake up, and the caches hold the weights of whoever ran before.
+    """
     from forge_eq.peers.energy import counters, used
 
     wall, processor = [], []
+    for _ in range(WARM):
+        call()
     before = counters()
     for _ in range(count):
         start = (time.perf_counter_ns(), time.process_time_ns())

@@ -69,12 +69,11 @@ def attention_parts(
     groups, width = g.shape(parts[0][1])[-3], g.shape(parts[0][1])[-1]
     apart = [1] if outer and heads == groups == queries else []
     stacked = [*outer, groups, *apart, heads // groups * queries]
-    q, scores = g.reshaped(q, [*stacked, size]), []
+    q, scores = g.reshaped(_scaled(g, q, scale), [*stacked, size]), []
     for k, _, mask in parts:
         keys = g.shape(k)[-2]
         found = g.matmul(q, g.reshaped(k, [*outer, groups, *apart, keys, size]), False, True)
         found = g.reshaped(found, [*outer, heads, *apart, queries, keys])
-        found = found if scale == 1.0 else g.multiply(found, scale)
         mask = _spread(g, mask, apart)
         scores.append(g.add(found, mask) if kind == "bias" else g.select(mask, found, -math.inf))
     last = g.rank(scores[0]) - 1
@@ -91,6 +90,11 @@ def attention_parts(
         return out
     seen = g.concat([m if kind == "mask" else g.not_equal(m, -math.inf) for _, _, m in parts], g.rank(parts[0][2]) - 1)
     return g.select(g.reduce_logical_or(seen, g.i64([g.rank(seen) - 1]), True), out, 0)
+
+
+def _scaled(g: NodeBuilder, q: Any, scale: float) -> Any:
+    """The queries, scaled: of a product that is scaled the plugin scales the second operand, which here is the cache."""
+    return q if scale == 1.0 else g.multiply(q, scale)
 
 
 def _spread(g: NodeBuilder, mask: Any, apart: list[int]) -> Any:
