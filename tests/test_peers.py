@@ -16,7 +16,7 @@ from forge_eq.peers import measure, sheets
 from forge_eq.peers.backends import AGAIN, BACKENDS, OURS
 from forge_eq.peers.cases import DECODE, PAST, Cell, build, cell, flat, prepare, read
 from forge_eq.peers.measure import GIB, Plan, Turn, grouped
-from forge_eq.peers.statistics import Interval, interval, ratios
+from forge_eq.peers.statistics import Interval, interval, ratios, tail
 from forge_eq.peers.table import data, from_data, rows
 from forge_eq.peers.worker import difference
 from forge_eq.report.kept import Kept
@@ -53,6 +53,14 @@ def test_an_interval_holds_its_median_and_narrows_with_agreement() -> None:
     assert wide.low < wide.high
     same = interval([[2.0, 2.0], [2.0]])
     assert same == Interval(2.0, 2.0, 2.0)
+
+
+def test_a_tail_holds_its_middle_and_is_wide_where_one_block_decides_it() -> None:
+    even = tail([[[1.0] * 50 + [2.0]] * 6] * 2)
+    one = tail([[[1.0] * 51] * 5 + [[1.0] * 40 + [2.0] * 11]] * 2)
+    assert even == Interval(2.0, 2.0, 2.0)
+    assert one.low == 1.0
+    assert one.middle == one.high == 2.0
 
 
 def test_rounds_that_disagree_widen_the_interval_more_than_blocks_do() -> None:

@@ -36,6 +36,8 @@ def measured(tmp_path: Path) -> Path:
         ratio = None if name == OURS else Interval(ms, ms - 0.01, ms + 0.01)
         phases = {"capture": 1.0, "own": 0.1, "build": 0.5, "guard": 0.2}
         made = {"end_to_end": 2.0, "p50": ms, "p99": 1.5 * ms, "memory": 100.0, "difference": 1e-6, **more}
+        tail = made["p99"] / ms
+        made["tail"] = Interval(tail, tail - 0.1, tail + 0.1)
         return Row(name, phases=phases, latency=ratio, total=ratio, compile=ratio, **made)
 
     won = [row(OURS, 1.0), row(AGAIN, 1.01), row(STRONG[0], 3.0, memory=400.0), row(STRONG[1], 2.0)]
@@ -69,6 +71,11 @@ def test_blocks_say_what_was_measured_and_are_repeatable(tmp_path: Path) -> None
     assert found == performance.blocks(folder)
     assert "| gpt2-124m, one token, 128 past | 1 | 3.00 [2.99, 3.01] | 2.00 [1.99, 2.01] |" in found["latency"]
     assert "| slower |" in found["latency"]
+    assert (
+        "gpt2-124m, one token, 128 past: p99/p50 over the best peer's, OpenVINO static | 1 | <= 1 | met |"
+        in found["criteria"]
+    )
+    assert "p99/p50 over the best peer's, OpenVINO static | 1.471 | <= 1 | missed |" in found["criteria"]
     assert "| machine | a | a | b |" in found["machine"]
     assert "decode, geometric mean | 2 | >= 1.08 | met" in found["criteria"]
     assert "128 tokens, geometric mean | 0.5 | >= 0.98 | missed" in found["criteria"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from forge_eq.peers.backends import AGAIN, OURS, RECORD, STRONG
+from forge_eq.peers.backends import OURS, STRONG
 from forge_eq.peers.cases import DECODE, Cell
 from forge_eq.peers.measure import Plan
 from forge_eq.peers.statistics import Interval, geomean
-from forge_eq.peers.table import PHASES, Row, best, data, spread
+from forge_eq.peers.table import PHASES, Row, best, data, narrowest, spread
 from forge_eq.report.sheet import Sheet, where
 
 MIB = 1 << 20
@@ -42,7 +42,7 @@ def _latency(made: Sheet, cell: Cell, rows: Sequence[Row]) -> None:
         "largest difference",
     )
     body = [
-        (r.backend, r.p50, r.p90, r.p99, r.tail, r.cpu, r.latency or "-", r.memory / MIB, r.difference)
+        (r.backend, r.p50, r.p90, r.p99, r.tail or "-", r.cpu, r.latency or "-", r.memory / MIB, r.difference)
         if not r.failed
         else (r.backend, r.failed, *[""] * 7)
         for r in rows
@@ -74,7 +74,7 @@ def _summary(made: Sheet, found: Found) -> None:
         if peer is None or peer.latency is None:
             continue
         by_case.setdefault(cell.case, []).append(peer.latency)
-        tails = [r.tail for r in rows if not r.failed and r.backend not in (OURS, AGAIN, RECORD)]
+        narrow = narrowest(rows)
         ours = next(r for r in rows if r.backend == OURS)
         static = next((r for r in rows if r.backend == STRONG[0] and not r.failed), None)
         memory = ours.memory / static.memory if static else float("nan")
@@ -85,8 +85,8 @@ def _summary(made: Sheet, found: Found) -> None:
                 peer.latency,
                 noise or "-",
                 verdict(peer.latency, noise),
-                ours.tail,
-                min(tails),
+                ours.tail or "-",
+                (narrow and narrow.tail) or "-",
                 memory,
             )
         )

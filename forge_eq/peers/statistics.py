@@ -7,9 +7,10 @@ and their Application", 1997, section 3.8).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -30,17 +31,31 @@ class Interval:
 
 def interval(rounds: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     """The median of all values, grouped by round, and where it would lie were the rounds drawn again."""
-    kept = [np.asarray(r, dtype=np.float64) for r in rounds if len(r)]
+    return _drawn([np.asarray(r, dtype=np.float64) for r in rounds], np.median, seed)
+
+
+def tail(rounds: Sequence[Sequence[Sequence[float]]], seed: int = 0) -> Interval:
+    """p99 over p50 of all calls, grouped by round and block, which are drawn whole: slow calls come in runs."""
+    return _drawn([[np.asarray(b, dtype=np.float64) for b in r if len(b)] for r in rounds], _tail, seed)
+
+
+def _tail(values: Any) -> Any:
+    middle, far = np.percentile(values, [50, 99])
+    return far / middle
+
+
+def _drawn(rounds: Sequence[Any], statistic: Callable[[Any], Any], seed: int) -> Interval:
+    kept = [r for r in rounds if len(r)]
     if not kept:
         return Interval(float("nan"), float("nan"), float("nan"))
     draw = np.random.default_rng(seed)
-    medians = []
+    found = []
     for _ in range(DRAWS):
         chosen = draw.integers(len(kept), size=len(kept))
-        values = [kept[c][draw.integers(len(kept[c]), size=len(kept[c]))] for c in chosen]
-        medians.append(np.median(np.concatenate(values)))
-    low, high = np.percentile(medians, [2.5, 97.5])
-    return Interval(float(np.median(np.concatenate(kept))), float(low), float(high))
+        values = [kept[c][i] for c in chosen for i in draw.integers(len(kept[c]), size=len(kept[c]))]
+        found.append(statistic(np.hstack(values)))
+    low, high = np.percentile(found, [2.5, 97.5])
+    return Interval(float(statistic(np.hstack([v for r in kept for v in r]))), float(low), float(high))
 
 
 def ratios(theirs: Sequence[Sequence[float]], ours: Sequence[Sequence[float]]) -> list[list[float]]:

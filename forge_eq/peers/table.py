@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import mean, median
 from typing import Any
 
-from forge_eq.peers.backends import AGAIN, BACKENDS, OURS
+from forge_eq.peers.backends import AGAIN, BACKENDS, OURS, RECORD
 from forge_eq.peers.measure import Turn
-from forge_eq.peers.statistics import Interval, blocks, interval, percentile, ratios
+from forge_eq.peers.statistics import Interval, blocks, interval, percentile, ratios, tail
 
 PHASES = ("import", "load", "capture", "convert", "own", "build", "guard", "other", "first call")
 AFTER_CAPTURE = ("convert", "own", "build", "guard")
@@ -34,6 +34,7 @@ class Row:
     energy: float = float("nan")  # millijoules of a call, median over blocks; NaN where it cannot be read
     memory: float = float("nan")  # peak above imports and weights
     difference: float = float("nan")  # from eager, largest
+    tail: Interval | None = None  # p99 over p50
     latency: Interval | None = None  # theirs over ours
     compile: Interval | None = None  # after capture, theirs over ours
     total: Interval | None = None  # end to end, theirs over ours
@@ -41,10 +42,6 @@ class Row:
     @property
     def after_capture(self) -> float:
         return sum(self.phases.get(p, 0.0) for p in AFTER_CAPTURE)
-
-    @property
-    def tail(self) -> float:
-        return self.p99 / self.p50
 
 
 def rows(sittings: Sequence[Mapping[str, Turn]], weights: int) -> list[Row]:
@@ -86,6 +83,7 @@ def _row(name: str, turns: Sequence[Turn], weights: int) -> Row:
         energy=percentile([v / 1e3 for t in turns for v in t.energy], 50),
         memory=float(memory),
         difference=max(t.setup["difference"] for t in turns),
+        tail=tail([t.wall for t in turns]),
     )
 
 
@@ -111,6 +109,12 @@ def best(found: Sequence[Row], among: Sequence[str]) -> Row | None:
     return min(ran, key=lambda r: r.latency.middle if r.latency else r.p50, default=None)
 
 
+def narrowest(found: Sequence[Row]) -> Row | None:
+    """The peer whose slow calls are nearest to its median."""
+    peers = [r for r in found if not r.failed and r.tail and r.backend not in (OURS, AGAIN, RECORD)]
+    return min(peers, key=lambda r: r.tail.middle if r.tail else 0.0, default=None)
+
+
 def spread(found: Sequence[Row]) -> Interval | None:
     """How far our own second process was from the first."""
     return next((r.latency for r in found if r.backend == AGAIN), None)
@@ -122,6 +126,6 @@ def data(row: Row) -> dict[str, Any]:
 
 def from_data(found: Mapping[str, Any]) -> Row:
     kept = dict(found)
-    for name in ("latency", "compile", "total"):
-        kept[name] = Interval(**kept[name]) if kept[name] else None
+    for name in ("tail", "latency", "compile", "total"):
+        kept[name] = Interval(**kept[name]) if kept.get(name) else None
     return Row(**kept)

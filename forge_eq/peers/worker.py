@@ -17,7 +17,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-
 WARM = 2  # calls of each turn that are not counted
 
 

@@ -93,7 +93,7 @@ def attention_parts(
 
 
 def _scaled(g: NodeBuilder, q: Any, scale: float) -> Any:
-    """The queries, scaled: of a product that is scaled the plugin scales the second operand, which here is the cache."""
+    """The queries, scaled. Of a scaled product the plugin scales the second operand, which here is the cache."""
     return q if scale == 1.0 else g.multiply(q, scale)
 
 

@@ -73,7 +73,7 @@ def compile_ms(context: Context) -> Table:
 
 
 def p99_over_p50(context: Context) -> Table:
-    return three(context, "p99_over_p50", "tail", "", lambda r: r.tail, "p99 over p50 of a call.")
+    return three(context, "p99_over_p50", "tail", "", lambda r: r.p99 / r.p50, "p99 over p50 of a call.")
 
 
 def energy(context: Context) -> Table:
