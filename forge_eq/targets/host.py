@@ -9,6 +9,7 @@ Not here: measuring (``run.calibrate``).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -28,6 +29,7 @@ SWITCH = "FORGE_EQ_CALIBRATION"  # "off", or the folder of calibrations
 RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps", "cache_mib")
 
 
+@functools.cache  # like its features and OpenVINO's version: every stage loads its target, and none of them changes
 def processor() -> str:
     """The processor's name as the system tells it."""
     try:
@@ -41,11 +43,7 @@ def processor() -> str:
 
 def identity() -> dict[str, str]:
     """What a calibration depends on: another processor or OpenVINO is another machine, another table another file."""
-    try:
-        openvino = version("openvino")
-    except PackageNotFoundError:
-        openvino = "none"
-    return {"processor": processor(), "features": _features(), "openvino": openvino, "forms": " ".join(FORMS)}
+    return {"processor": processor(), "features": _features(), "openvino": _openvino(), "forms": " ".join(FORMS)}
 
 
 def cache_mib() -> float:
@@ -60,6 +58,15 @@ def cache_mib() -> float:
     return max(sizes)
 
 
+@functools.cache
+def _openvino() -> str:
+    try:
+        return version("openvino")
+    except PackageNotFoundError:
+        return "none"
+
+
+@functools.cache
 def _features() -> str:
     """The vector extensions, which decide the plugin's kernels; hypervisors rename processors but tell these."""
     try:
