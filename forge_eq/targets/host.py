@@ -94,6 +94,16 @@ def path(name: str) -> Path | None:
     return None if where is None else where / f"{name}-{key}.json"
 
 
+def stamp(name: str) -> tuple[str, int, int, int] | None:
+    """Identifies the state of that file: path, inode, size, time of change; None when there is none."""
+    where = path(name)
+    try:
+        found = where.stat() if where is not None else None
+    except OSError:
+        return None
+    return None if found is None else (str(where), found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 def figures(name: str) -> dict[str, Any]:
     """What was measured for a target; empty when nothing was."""
     where = path(name)
