@@ -119,6 +119,16 @@ def test_a_damaged_table_makes_the_whole_file_worthless(cache: Path) -> None:
     assert targets.load(NAME) == targets.shipped(NAME)
 
 
+def test_another_calibration_counts_at_once(cache: Path) -> None:
+    keep(cache)
+    first = targets.load(NAME)
+    assert targets.load(NAME) is first, "read once"
+    keep(cache, launch_us=first.launch_us + 1.0)
+    assert targets.load(NAME).launch_us == first.launch_us + 1.0
+    cache.unlink()
+    assert targets.load(NAME) == targets.shipped(NAME)
+
+
 def test_off_is_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(cache)
     monkeypatch.setenv(host.SWITCH, "off")

@@ -24,7 +24,10 @@ import spellings_heads  # noqa: F401  (enters all composites)
 from case_pipeline import SECTIONS, with_data
 from case_runner import read_cases
 from forge_eq.api import make_options
+from forge_eq.egraph import engine
+from forge_eq.egraph.compile_rules import CompiledRule, Vocabulary
 from forge_eq.egraph.engine import Engine
+from forge_eq.egraph.text import text as view_text
 from forge_eq.extract.cost import FusionGain
 from forge_eq.extract.program import choose
 from forge_eq.ir.evaluate import evaluate
@@ -237,6 +240,7 @@ def test_a_program_leaves_nothing_to_the_next():
     engine = Engine(default)
     views = [engine.saturate(graph, Limits()) for graph in (one, other, one, other)]
     assert views[:2] == views[2:]
+    engine.forget()  # as it does before the next
     rows = engine.egraph.freeze().functions
     assert {name.partition("_")[0] for name, table in rows.items() if table.rows} == {"answer"}
 
@@ -270,3 +274,32 @@ def test_the_captured_cost_leaves_dead_nodes_out():
     source = "graph @g(%x: f32[4,4], %z: f32[4,4])\n{}%y = matmul(%x, %z)\n%s = sin(%y)\nreturn %s\n"
     plain, dead = (optimized(parse(source.format(d))) for d in ("", "%a = cos(%x)\n%b = sin(%z)\n"))
     assert dead["chosen"].captured_cost == plain["chosen"].captured_cost > 0
+
+
+# ---- rules that are left out ------------------------------------------------------------------------------------
+
+
+class Everything(Vocabulary):
+    """Leaves no rule out."""
+
+    def has(self, rule: CompiledRule) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rules_are_left_out_only_where_they_cannot_match(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = [random_program(seed), *([block(BLOCKS[seed])] if seed < len(BLOCKS) else [])]
+    few = [engine.Engine(default).saturate(g, Limits()) for g in graphs]
+    monkeypatch.setattr(engine, "Vocabulary", Everything)
+    every = engine.Engine(default)
+    assert [view_text(every.saturate(g, Limits())) for g in graphs] == [view_text(v) for v in few]
+
+
+def test_an_engine_keeps_no_row_of_a_program_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = block("block_gpt2"), block("block_llama")
+    alone, used = engine.Engine(default), engine.Engine(default)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine, "read_view", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            used.saturate(first, Limits())
+    assert view_text(used.saturate(second, Limits())) == view_text(alone.saturate(second, Limits()))

@@ -11,7 +11,8 @@ layers share keys, so their number does not grow with depth (docs/decisions/0003
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.errors import ShapeError
 from forge_eq.ir.check import fits
+from forge_eq.ir.graph import Node
 from forge_eq.ir.types import Type
 from forge_eq.ops.spec import App, AttrVar, Computed, Op, Var
 from forge_eq.rules.dsl import Rule
@@ -55,10 +57,59 @@ def _attr_pattern(attr: Any) -> str:
 
 
 def _constructors(term: Any) -> Iterator[tuple[Op, int]]:
+    for app in _apps(term):
+        yield app.op, len(app.args)
+
+
+def _apps(term: Any) -> Iterator[App]:
     if isinstance(term, App):
-        yield term.op, len(term.args)
+        yield term
         for a in term.args:
-            yield from _constructors(a)
+            yield from _apps(a)
+
+
+def _slots(term: Any) -> Iterator[tuple[Slot, Any]]:
+    """Every attribute of the ops of a term, with where it stands."""
+    for app in _apps(term):
+        for place, attr in enumerate(app.attrs):
+            yield (app.op, len(app.args), place), attr
+
+
+Slot = tuple[Op, int, int]  # (op, number of operands, place among its attributes)
+ANY = -1 << 62  # stands for every attribute: no value has this id
+
+
+class Vocabulary:
+    """What nodes of an e-graph can be, at least: ops at their numbers of operands, and the attributes in each place.
+
+    A rule needs its left side's words to be in it. Classes do not matter, so it holds whatever has been united.
+    """
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.ops: set[tuple[Op, int]] = set()
+        self.values: defaultdict[Slot, set[int]] = defaultdict(set)
+        for node in nodes:
+            self.ops.add((node.op, len(node.inputs)))
+            for place, attr in enumerate(node.attrs):
+                self.values[node.op, len(node.inputs), place].add(INTERNER.id(attr))
+
+    def copy(self) -> Vocabulary:
+        made = Vocabulary(())
+        made.ops |= self.ops
+        made.values.update((slot, set(values)) for slot, values in self.values.items())
+        return made
+
+    def has(self, rule: CompiledRule) -> bool:
+        """Whether the left side's words are there."""
+        return rule.matched <= self.ops and all(not {v, ANY}.isdisjoint(self.values[slot]) for slot, v in rule.fixed)
+
+    def add(self, rule: CompiledRule) -> bool:
+        """Adds what a rule makes; says whether any of it is new."""
+        before = len(self.ops), sum(map(len, self.values.values()))
+        self.ops |= rule.made
+        for slot, source in rule.given:
+            self.values[slot] |= {source} if isinstance(source, int) else self.values[source]
+        return before != (len(self.ops), sum(map(len, self.values.values())))
 
 
 @dataclass(frozen=True)
@@ -107,6 +158,25 @@ class CompiledRule:
     def made(self) -> frozenset[tuple[Op, int]]:
         """Every (op, arity) that the right sides mention."""
         return frozenset(c for _, right in self.rule.pairs for c in _constructors(right))
+
+    @cached_property
+    def fixed(self) -> tuple[tuple[Slot, int], ...]:
+        """The attributes that the left sides name: slot, id."""
+        left = [pair for left, _ in self.rule.pairs for pair in _slots(left)]
+        return tuple((slot, INTERNER.id(a)) for slot, a in left if not isinstance(a, AttrVar))
+
+    @cached_property
+    def given(self) -> tuple[tuple[Slot, int | Slot], ...]:
+        """Where each attribute of the right sides comes from: an id, a slot of the left sides, ANY where computed."""
+        bound: dict[str, Slot] = {}
+        for left, _ in self.rule.pairs:
+            bound |= {a.name: slot for slot, a in _slots(left) if isinstance(a, AttrVar)}
+        found = []
+        for _, right in self.rule.pairs:
+            for slot, a in _slots(right):
+                source = ANY if isinstance(a, Computed) else bound[a.name] if isinstance(a, AttrVar) else INTERNER.id(a)
+                found.append((slot, source))
+        return tuple(found)
 
     @cached_property
     def _left(self) -> tuple[str, str, list[str]]:

@@ -4,8 +4,8 @@ Takes a Graph and a RuleSet. Gives an EGraphView. Promises: a node is never lost
 rule fires outside its shape obligation, and growth stops at a named limit.
 
 Loading is by tables of integers and reading by frozen rows: both take milliseconds where program text and
-terms take a second (docs/decisions/0003). The rows of a program are deleted when it has been read;
-declarations and answers stay.
+terms take a second (docs/decisions/0003). The rows of a program are deleted before the next one is loaded, so
+that a process with one program never declares how; declarations and answers stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from forge_eq.egraph.compile_rules import CompiledRule, constructor
+from forge_eq.egraph.compile_rules import CompiledRule, Vocabulary, constructor
 from forge_eq.egraph.demand import Demand
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.egraph.native import bindings
@@ -76,6 +76,8 @@ class Engine:
         self.tables: dict[int, str] = {}
         self.schedules: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
         self.asked: dict[tuple[int, ...], tuple[int, ...] | None] = {}
+        self.full = False  # whether a program's rows may be there
+        self.forgetting: list[str] = []  # rules that delete rows, due before the next program
         self._run(PREAMBLE)
         for name, size in {"typed": 2, "is_constant": 1, "weight": 2, "in_part": 1, **LOADED}.items():
             self._forgotten(name, size)
@@ -86,11 +88,19 @@ class Engine:
         return self.egraph.run_program(*self.egraph.parse_program(text))
 
     def _forgotten(self, table: str, columns: int, *, valued: bool = False) -> None:
-        """Declares that the rows of a table go when a program is done: far cheaper than ``push`` and ``pop``, which
+        """Notes that the rows of a table go when a program is done: far cheaper than ``push`` and ``pop``, which
         copy every rule. What is answered stays, and holds for every program."""
         row = " ".join([table, *(f"x{i}" for i in range(columns))])
         met = f"(= y ({row}))" if valued else f"({row})"
-        self._run(f'(rule ({met}) ((delete ({row}))) :ruleset clear :name "forget {table}")')
+        self.forgetting.append(f'(rule ({met}) ((delete ({row}))) :ruleset clear :name "forget {table}")')
+
+    def forget(self) -> None:
+        """Deletes the rows of the program before, if there was one, also when it failed half-way."""
+        if self.full:
+            self._run("\n".join(self.forgetting))
+            self.forgetting.clear()
+            self._run("(run-schedule (run clear))")
+        self.full = False
 
     def declare(self, constructors: Iterable[tuple[Op, int]]) -> None:
         """Declares ops at their numbers of operands, with the rules that load them and carry constness."""
@@ -153,35 +163,33 @@ class Engine:
     def saturate(self, graph: Graph, limits: Limits) -> EGraphView:
         """Loads a program, saturates it and reads it back."""
         with self.lock:
+            self.forget()
             present = {(n.op, len(n.inputs)) for n in graph.nodes}
             self.declare(sorted(present, key=lambda c: (c[0].name, c[1])))
             part = self.demand.in_part(graph)
             marks = [time.process_time()]
-            try:
-                self._load(graph, part)
-                marks.append(time.process_time())
-                saturation = self._saturate(limits, present, len(graph.nodes), bool(part))
-                marks.append(time.process_time())
-                view = read_view(graph, saturation, self.egraph, self.declared, self.rules)
-                marks.append(time.process_time())
-                spent = (after - before for before, after in pairwise(marks))
-                saturation.spent.update(zip(("load", "saturate", "read"), spent, strict=True))
-            finally:
-                self._run("(run-schedule (run clear))")
+            self.full = True
+            self._load(graph, part)
+            marks.append(time.process_time())
+            saturation = self._saturate(limits, Vocabulary(graph.nodes), len(graph.nodes), bool(part))
+            marks.append(time.process_time())
+            view = read_view(graph, saturation, self.egraph, self.declared, self.rules)
+            marks.append(time.process_time())
+            spent = (after - before for before, after in pairwise(marks))
+            saturation.spent.update(zip(("load", "saturate", "read"), spent, strict=True))
             return view
 
-    def _schedule(self, present: set[tuple[Op, int]], in_part: bool) -> str:
-        """Names the rules that can match a program of these ops, or of what such rules make, and of these the ones that
-        have answers: the others only cost time, to declare (half a millisecond each) and to run.
+    def _schedule(self, present: Vocabulary, in_part: bool) -> str:
+        """Names the rules that can match a program of these words, or of what such rules make, and of these the ones
+        that have answers: the others only cost time, to declare (half a millisecond each) and to run.
 
         Every rule has rulesets of its own; a combination of them is declared once and named by its number.
         """
-        known, usable = set(present), set[int]()
-        waiting = [r for r in self.rules if in_part or not r.wants_part]
-        while ready := [r for r in waiting if r.matched <= known]:
-            known.update(c for r in ready if r.index in self.firing for c in r.made)
-            usable.update(r.index for r in ready)
-            waiting = [r for r in waiting if r.index not in usable]
+        known, usable, grown = present.copy(), set[int](), True
+        considered = [r for r in self.rules if in_part or not r.wants_part]
+        while grown:
+            usable.update(r.index for r in considered if r.index not in usable and known.has(r))
+            grown = any([known.add(r) for r in considered if r.index in self.firing and r.index in usable])
         ask, fire = tuple(sorted(usable)), tuple(sorted(usable & self.firing))
         if (ask, fire) not in self.schedules:
             for i in ask:
@@ -216,7 +224,7 @@ class Engine:
         path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
         self._run(f'(input {table} "{path.name}")')
 
-    def _saturate(self, limits: Limits, present: set[tuple[Op, int]], nodes: int, cut: bool) -> Saturation:
+    def _saturate(self, limits: Limits, present: Vocabulary, nodes: int, cut: bool) -> Saturation:
         matches: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"

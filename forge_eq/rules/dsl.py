@@ -18,6 +18,7 @@ from typing import Any
 
 from forge_eq.errors import RuleError
 from forge_eq.ops.spec import App, AttrVar, Computed, Term, Var, variables
+from forge_eq.rules import kept_hashes
 from forge_eq.rules.fingerprint import Fingerprints
 
 
@@ -220,14 +221,24 @@ class RuleSet:
     @property
     def hash(self) -> str:
         """Identifies the set's content, whatever the order."""
-        texts = Fingerprints()
-        for one in self.rules:
-            if "hash" not in one.__dict__:  # where ``cached_property`` keeps it
-                one.__dict__["hash"] = one.hashed(texts)
+        _hash_together([r for r in self.rules if "hash" not in r.__dict__])
         return hashlib.sha256(" ".join(sorted(r.hash for r in self.rules)).encode()).hexdigest()[:12]
 
     def __repr__(self) -> str:
         return f"<{len(self)} rules {self.hash}>"
+
+
+def _hash_together(rules: Iterable[Rule]) -> None:
+    """Fills in ``Rule.hash``: this package's rules from what is kept of its source, the others by looking at them."""
+    waiting, texts = list(rules), Fingerprints()
+    ours = [r for r in waiting if REGISTRY.get(r.id) is r]
+    known = kept_hashes.read() if ours else {}
+    stored = all(r.id in known for r in ours)
+    for one in waiting:
+        ready = known[one.id] if stored and REGISTRY.get(one.id) is one else None
+        one.__dict__["hash"] = ready or one.hashed(texts)  # where ``cached_property`` keeps it
+    if not stored and len(ours) == len(REGISTRY):
+        kept_hashes.write({r.id: r.hash for r in ours})
 
 
 def _rules_of(value: Any) -> Iterable[Rule]:

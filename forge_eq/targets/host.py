@@ -9,6 +9,7 @@ Not here: measuring (``run.calibrate``).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -29,6 +30,7 @@ REVISION = 2  # of how the forms are built: a calibration of another is not used
 RATES = ("peak_gflops", "bandwidth_gbps", "launch_us", "transfer_us", "transfer_gbps", "reorder_gbps")
 
 
+@functools.cache  # like its features and OpenVINO's version: every stage loads its target, and none of them changes
 def processor() -> str:
     """The processor's name as the system tells it."""
     try:
@@ -42,14 +44,19 @@ def processor() -> str:
 
 def identity() -> dict[str, str]:
     """What a calibration depends on: another processor or OpenVINO is another machine, another table another file."""
-    try:
-        openvino = version("openvino")
-    except PackageNotFoundError:
-        openvino = "none"
     forms = f"{' '.join(FORMS)} {REVISION}"
-    return {"processor": processor(), "features": _features(), "openvino": openvino, "forms": forms}
+    return {"processor": processor(), "features": _features(), "openvino": _openvino(), "forms": forms}
 
 
+@functools.cache
+def _openvino() -> str:
+    try:
+        return version("openvino")
+    except PackageNotFoundError:
+        return "none"
+
+
+@functools.cache
 def _features() -> str:
     """The vector extensions, which decide the plugin's kernels; hypervisors rename processors but tell these."""
     try:
@@ -75,6 +82,16 @@ def path(name: str) -> Path | None:
     where = folder()
     key = hashlib.sha256(json.dumps(identity(), sort_keys=True).encode()).hexdigest()[:12]
     return None if where is None else where / f"{name}-{key}.json"
+
+
+def stamp(name: str) -> tuple[str, int, int, int] | None:
+    """Identifies the state of that file: path, inode, size, time of change; None when there is none."""
+    where = path(name)
+    try:
+        found = where.stat() if where is not None else None
+    except OSError:
+        return None
+    return None if found is None else (str(where), found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def figures(name: str) -> dict[str, Any]:

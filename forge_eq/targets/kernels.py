@@ -52,6 +52,11 @@ class Kernels:
             found.setdefault(p.form, {}).setdefault((p.k, p.n), []).append((math.log(p.tokens), rate))
         return found
 
+    @cached_property
+    def _times(self) -> dict[tuple[str, int, int, int], float | None]:
+        """What was asked before."""
+        return {}
+
     def has(self, form: str) -> bool:
         return form in self._curves
 
@@ -61,6 +66,12 @@ class Kernels:
         Along tokens the logarithm of the time per multiply-add is linear between points and constant outside. Between
         shapes the curves are averaged with weights that fall with the squared distance of log k and log n.
         """
+        asked = (form, tokens, k, n)
+        if asked not in self._times:  # layers of a model are alike, and every stage asks again
+            self._times[asked] = self._between(*asked)
+        return self._times[asked]
+
+    def _between(self, form: str, tokens: int, k: int, n: int) -> float | None:
         curves = self._curves.get(form)
         if not curves or min(tokens, k, n) <= 0:
             return None
