@@ -26,7 +26,7 @@ from forge_eq.ops.linalg import embedding, linear, linear_bias
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 assert TORCH_DTYPES.keys() == DTYPES.keys()
-WIDE_BYTES = 1 << 23  # of a weight that are in float64 at once
+WIDE_BYTES = 1 << 20  # of a weight that are in float64 at once: they stay in the cache
 
 
 def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[Any, ...]:
