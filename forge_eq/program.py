@@ -20,7 +20,7 @@ import torch.utils._pytree as pytree
 from forge_eq import cache
 from forge_eq.api import Progress, make_job, make_options, settle
 from forge_eq.errors import ForgeError, OptionsError, RunError
-from forge_eq.extract.fold import fold
+from forge_eq.extract.fold import Folded, fold
 from forge_eq.ir.graph import Builder, Graph, Signature
 from forge_eq.ir.types import TensorType
 from forge_eq.ops.leaves import input_
@@ -254,6 +254,8 @@ def _guarded(job: Job, batches: Sequence[tuple[str, list[Any]]], on_stage: Progr
     graph, names = lift_state(job["extract"])
     job.forms["extract"] = graph
     run(job, "alloc", on_stage)
+    if isinstance(graph.constants, Folded):
+        graph.constants.forget(job["schedule"].program.data)  # packed weights stand for some of them
     state = tuple(graph.constants[n] if n in graph.constants else job["capture"].constants[n] for n in names)
     if on_stage is not None:
         on_stage("build")

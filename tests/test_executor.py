@@ -18,7 +18,8 @@ from forge_eq.ir.graph import Builder, Graph
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program
 from forge_eq.ops import elementwise, leaves, linalg, movement
-from forge_eq.run.executor import Executable, accelerated, torch_executable
+from forge_eq.run.executor import OPENVINO, Executable, accelerated, torch_executable
+from forge_eq.run.segments import ModelSegment
 from forge_eq.run.values import evaluate
 from run_programs import TARGET, Attention, Mlp, captured, language, random_inputs, random_program, scheduled
 
@@ -195,7 +196,9 @@ def test_half_precision_weights(dtype: torch.dtype) -> None:
 
 def test_names_tell_the_instruction() -> None:
     run = Executable(captured(Attention(), torch.randn(1, 3, 16)), TARGET, threads=1)
-    names = [n.get_friendly_name() for m in run.models for n in m.built.model.get_ops()]  # type: ignore[union-attr]
+    parts = [s for s in run.program.segments if TARGET.device(s.device).kind == OPENVINO]
+    built = [m.built for m in (ModelSegment(run.memory, s) for s in parts) if m.built is not None]
+    names = [n.get_friendly_name() for b in built for n in b.model.get_ops()]
     assert len(names) == len(set(names))
     opcodes = {i.opcode for i in run.program.instrs}
     made = [n for n in names if n.startswith("npu.")]

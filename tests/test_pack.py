@@ -8,12 +8,14 @@ import pytest
 import torch
 
 import forge_eq
+from forge_eq.extract.fold import Folded, fold
 from forge_eq.ir.graph import Builder
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.pack import GROUP, exact, pack
 from forge_eq.ops.composite import linear_bias_act
 from forge_eq.ops.leaves import constant, input_
 from forge_eq.ops.linalg import linear
+from forge_eq.ops.movement import concat
 from forge_eq.ops.packed import linear_packed, linear_packed_offset, unpack, unpack_offset
 from forge_eq.targets import shipped
 
@@ -191,3 +193,21 @@ def test_a_compiled_model_runs_on_packed_weights_and_keeps_its_values() -> None:
         for other in (ids, torch.tensor([[311]])):
             want = module(other)
             torch.testing.assert_close(program(other), want, rtol=0, atol=2e-6 * float(want.abs().max()))
+
+
+def test_a_merged_weight_that_was_packed_is_forgotten_and_comes_back() -> None:
+    b = Builder()
+    x = b.add(input_, (), (0,), TensorType("f32", (1, 4 * GROUP)))
+    data = {"a": quantised(8, 4 * GROUP, 1), "b": quantised(16, 4 * GROUP, 2)}
+    parts = tuple(b.add(constant, (), (n,), TensorType("f32", tuple(w.shape))) for n, w in data.items())
+    merged = b.add(concat, parts, (0,))
+    graph = fold(b.finish((b.add(linear, (x, merged), (True,)),), constants=data))
+    (name,) = graph.constants
+    before = graph.constants[name].clone()
+    assert isinstance(graph.constants, Folded)
+    graph.constants.forget({name})
+    assert name in graph.constants.data
+    graph.constants.forget(())
+    assert not graph.constants.data
+    assert list(graph.constants) == [name]
+    assert torch.equal(graph.constants[name], before)

@@ -52,11 +52,11 @@ def run_node(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] 
     return function(*args, **kwargs)
 
 
-def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def run_graph(graph: Graph, inputs: Sequence[Any], run: Callable[..., Any] = run_node) -> tuple[Any, ...]:
     """The values of ``graph.outputs`` for the flat inputs, nodes in order; nothing is written back.
 
-    A value is dropped after its last reader, and a constant is asked for at each use: the peak is what is live,
-    also where ``graph.constants`` makes its values (float64 weights) on demand.
+    A value is dropped after its last reader, so that the peak is what is live. ``run`` computes a node, as
+    :func:`run_node` does.
     """
     left = [len(users) for users in graph.users()]
     for i in graph.outputs:
@@ -72,7 +72,7 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple[Any, ...]:
         if node.op.leaf == "input":
             values[node.id] = inputs[node.attrs[0]]
         elif node.op is not constant:
-            values[node.id] = run_node(_at(node, sizes), [value(i) for i in node.inputs], graph.submodules)
+            values[node.id] = run(_at(node, sizes), [value(i) for i in node.inputs], graph.submodules)
         for i in node.inputs:
             left[i] -= 1
             if not left[i]:

@@ -2,14 +2,19 @@
 
 Takes the chosen Graph. Gives a Graph in which every constant value that the program reads is a ``constant``
 leaf. Promises: the values are torch's own, by the same calls the program would make; weights are not
-copied; a value larger than the limit stays a computation. Which values are constant the e-graph decided;
-that folding them costs nothing at run time is why extraction chose them.
+copied; a value larger than the limit stays a computation; a value can be forgotten when a later form has
+taken its place, and is there again when somebody asks (:class:`Folded`). Which values are constant the
+e-graph decided; that folding them costs nothing at run time is why extraction chose them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any
+
+import torch
 
 from forge_eq.capture.execute import run_node
 from forge_eq.ir.constness import constant_nodes
@@ -17,6 +22,31 @@ from forge_eq.ir.graph import Builder, Graph, Node, Origin
 from forge_eq.ir.types import TensorType
 from forge_eq.ops.leaves import constant
 from forge_eq.options import Limits
+
+
+class Folded(Mapping[str, torch.Tensor]):
+    """Constants of a folded graph, ``computed`` ones among them: name -> their node in ``graph``, the unfolded one."""
+
+    def __init__(self, data: Mapping[str, torch.Tensor], graph: Graph, computed: Mapping[str, int]) -> None:
+        self.names, self.data, self.graph, self.computed = tuple(data), dict(data), graph, computed
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self.data and name in self.computed:
+            node = self.computed[name]
+            self.data[name] = _evaluate(self.graph, {node})[node]
+        return self.data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def forget(self, but: Container[str]) -> None:
+        """Drops the computed values that ``but`` does not name; the next that asks for one computes it again."""
+        for name in self.computed:
+            if name not in but:
+                self.data.pop(name, None)
 
 
 def fold(graph: Graph, limits: Limits | None = None) -> Graph:
@@ -28,18 +58,19 @@ def fold(graph: Graph, limits: Limits | None = None) -> Graph:
     if not folded:
         return graph
     values = _evaluate(graph, folded)
-    builder, ids, data = Builder(graph), dict[int, int](), dict(graph.constants)
+    builder, ids, data, computed = Builder(graph), dict[int, int](), dict(graph.constants), dict[str, int]()
     names = (name for k in count() if (name := f"folded.{k}") not in graph.constants)
     needed = _needed(graph, folded)
     for node in graph.nodes:
         if node.id in folded:
             name = next(names)
-            data[name] = values[node.id]
+            data[name], computed[name] = values[node.id], node.id
             origin = Origin(node.origin.source, node.origin.module, node.origin.rule or "constants/fold")
             ids[node.id] = builder.add(constant, (), (name,), node.type, origin)
         elif node.id in needed:
             ids[node.id] = builder.add(node.op, tuple(ids[i] for i in node.inputs), node.attrs, node.type, node.origin)
-    return builder.finish(tuple(ids[i] for i in graph.outputs), constants=data)
+    made = builder.finish(tuple(ids[i] for i in graph.outputs), constants=data)
+    return replace(made, constants=Folded(made.constants, graph, computed))
 
 
 def _small(node: Node, limit: int) -> bool:

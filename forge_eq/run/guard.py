@@ -25,6 +25,7 @@ from forge_eq.lower.npu import Program, operand_type
 from forge_eq.remarks import Remark
 from forge_eq.run.bisect import culprits
 from forge_eq.run.executor import Executable, accelerated, pin
+from forge_eq.run.heap import give_back
 from forge_eq.run.openvino_builder import load_openvino
 from forge_eq.run.pooled import look_again
 from forge_eq.run.probes import probes
@@ -182,6 +183,7 @@ class _Guard:
 
     def outputs_in_float64(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
         """The captured program's answer, never our own program's: that one could not show our own fault."""
+        give_back()  # what compiling has left
         return None if self.wide is None else self.wide(inputs)
 
     def in_float64(self, inputs: Sequence[Any]) -> list[Any] | None:
@@ -222,6 +224,7 @@ class _Guard:
     def done(self, executable: Executable, pins: frozenset[int], asked: Sequence[_Probe]) -> Guarded:
         names = ", ".join(p.name for p in asked)
         self.remark("passed", self.program.name, f"agrees with the captured program on {names} inputs")
+        give_back()
         return Guarded(executable, pins, len(asked), tuple(self.remarks), self.building)
 
     def not_ours(self, probe: _Probe, reason: str) -> RunError:

@@ -30,7 +30,7 @@ TURNED: Layout = (1, 0)  # a weight stored the other way
 class Built:
     """A model; ``reads`` are the registers of its parameters and ``writes`` those of its results, in order.
 
-    ``kept`` is the memory that its constants share.
+    ``kept`` is the memory that its constants share. A segment drops its model once it is compiled.
     """
 
     model: Any

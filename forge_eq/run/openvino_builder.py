@@ -101,6 +101,7 @@ class NodeBuilder:
         self.ov = load_openvino()
         self.opset = self.ov.opset16
         self.kept: list[torch.Tensor] = []
+        self._held: dict[str, torch.Tensor] = {}  # name of a constant's node -> its memory
         self._scope = ""
         self._made: list[Any] = []
         self.ways: dict[int, bool] = {}  # address of a square weight -> whether it is read transposed
@@ -182,7 +183,14 @@ class NodeBuilder:
         if small:
             return self._named(self.opset.constant(value.numpy()))
         self.kept.append(value)
-        return self._named(self.opset.constant(shared_tensor(value), shared_memory=True))
+        made = self._named(self.opset.constant(shared_tensor(value), shared_memory=True))
+        self._held[made.get_name()] = value
+        return made
+
+    def shaped(self, x: Any, shape: Sequence[int]) -> Any:
+        """As :meth:`reshaped`; a constant is one of that shape, over the same memory, and no node reshapes it."""
+        value = self._held.get(x.get_name()) if hasattr(x, "get_name") else None
+        return self.reshaped(x, shape) if value is None else self.constant(value.reshape(*shape))
 
     # ------------------------------------------------------------------------------------------ elementwise
 
@@ -348,11 +356,11 @@ class NodeBuilder:
     def matmul_packed(self, x: Any, q: Any, s: Any, z: Any = None) -> Any:
         """x times a weight [n, k] of integers, scales and offsets [n, groups], spelt so that the kernel unpacks it."""
         rows, groups = self.shape(s)
-        grouped = self.reshaped(q, [rows, groups, self.shape(q)[1] // groups])
+        grouped = self.shaped(q, [rows, groups, self.shape(q)[1] // groups])
         whole = self._named(self.opset.convert(grouped, np.float32))
         if z is not None:
-            whole = self._named(self.opset.subtract(whole, self.reshaped(z, [rows, groups, 1])))
-        weight = self.multiply(whole, self.reshaped(s, [rows, groups, 1]))
+            whole = self._named(self.opset.subtract(whole, self.shaped(z, [rows, groups, 1])))
+        weight = self.multiply(whole, self.shaped(s, [rows, groups, 1]))
         return self._named(self.opset.matmul(x, self.reshaped(weight, self.shape(q)), False, True))
 
     def rotate_half(self, x: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forge_eq.errors import RunError
@@ -81,6 +81,7 @@ class ModelSegment:
         if self.built is None:
             return
         self.compiled = compile_model(self.built, self.threads)
+        self.built = replace(self.built, model=None)  # the plugin has its own
         self.request = self.compiled.create_infer_request()
         ends = (self.built.reads, self.request.set_input_tensor), (self.built.writes, self.request.set_output_tensor)
         self.moving: list[_Moving] = []

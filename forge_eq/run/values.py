@@ -7,12 +7,13 @@ Not here: storage (``run.arena``), OpenVINO (``run.segments``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from forge_eq.capture.execute import OPAQUE, call_of, run_graph, run_node
 from forge_eq.capture.values import DTYPE_NAMES
@@ -21,9 +22,11 @@ from forge_eq.ir.graph import Graph, Node, rewrite_nodes
 from forge_eq.ir.types import DTYPES, FLOATS, TensorType
 from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.elementwise import cast
+from forge_eq.ops.linalg import embedding, linear, linear_bias
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 assert TORCH_DTYPES.keys() == DTYPES.keys()
+WIDE_BYTES = 1 << 20  # of a weight that are in float64 at once: they stay in the cache
 
 
 def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -92,20 +95,33 @@ def evaluate(program: Program, inputs: Sequence[Any], wide: bool = False) -> lis
 
     Args:
         inputs: one per input register, tensors or host numbers.
-        wide: compute floats in float64, whatever the program says.
+        wide: compute floats in float64, whatever the program says. Constants are given as they are stored.
     """
     values: list[Any] = [None] * len(program.vregs)
     for register, value in zip(program.inputs, inputs, strict=True):
         values[register] = _widened(value) if wide else value
     for register in program.constant_names:
-        found = constant(program, register)
-        values[register] = _widened(found) if wide else found
+        values[register] = constant(program, register)
+    read = _Widened(values) if wide else values
     with torch.no_grad():
         for instr in program.instrs:
-            results = run_instr(program, _wide_instr(instr) if wide else instr, values)
+            results = run_instr(program, _wide_instr(instr) if wide else instr, read)
             for dst, result in zip(instr.dsts, results, strict=True):
                 values[dst] = result
     return values
+
+
+class _Widened(Sequence[Any]):
+    """Values in float64, constants too: these are made at each use, since all of them are twice the model."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
+
+    def __getitem__(self, register: Any) -> Any:
+        return _widened(self.values[register])
+
+    def __len__(self) -> int:
+        return len(self.values)
 
 
 def _widened(value: Any) -> Any:
@@ -118,37 +134,52 @@ def _wide_instr(instr: Instr) -> Instr:
     return replace(instr, attrs=("f64",))
 
 
-class _Widened(Mapping[str, Any]):
-    """Constants in float64, made at each use: all of them together are twice the model."""
-
-    def __init__(self, constants: Mapping[str, Any]) -> None:
-        self.constants = constants
-
-    def __getitem__(self, name: str) -> Any:
-        return _widened(self.constants[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.constants)
-
-    def __len__(self) -> int:
-        return len(self.constants)
-
-
 def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
-    """A graph as a function of its flat inputs that computes in float64; None when a call insists on its own dtype."""
+    """A graph as a function of its flat inputs that computes in float64; None when a call insists on its own dtype.
+
+    A weight is widened where it is read and dropped then, a large one in parts: see :func:`_run_wide`.
+    """
 
     def wider(node: Node) -> Node:
         return replace(node, attrs=("f64",)) if node.op is cast and node.attrs[0] in FLOATS else node
 
-    wide = replace(rewrite_nodes(graph, wider), constants=_Widened(graph.constants))
+    wide = rewrite_nodes(graph, wider)
 
     def run(inputs: Sequence[Any]) -> Sequence[Any] | None:
         try:
-            return run_graph(wide, [_widened(v) for v in inputs])
+            return [_widened(v) for v in run_graph(wide, [_widened(v) for v in inputs], _run_wide)]
         except (ForgeError, RuntimeError, TypeError):
             return None
 
     return run
+
+
+def _run_wide(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> Any:
+    """The node in float64, from operands that are or are not. No copy of a table or of a large layer's weight is made.
+
+    Only the rows that are looked up are widened; a layer is computed some features at a time, which leaves every
+    element the sum that it was, though BLAS may add it up in another order.
+    """
+    if node.op is embedding:
+        return _widened(run_node(node, operands, submodules))
+    if node.op in (linear, linear_bias) and _is_large(operands[1]):
+        x, weight, *bias = operands
+        return _by_features(_widened(x), weight if node.attrs[0] else weight.t(), *map(_widened, bias))
+    return run_node(node, [_widened(v) for v in operands], submodules)
+
+
+def _is_large(weight: Any) -> bool:
+    return isinstance(weight, torch.Tensor) and weight.dtype is not torch.float64 and 8 * weight.numel() > WIDE_BYTES
+
+
+def _by_features(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A linear layer in float64 with ``weight`` [n, k] in whatever it is stored."""
+    count, size = weight.shape
+    made, step = x.new_empty(*x.shape[:-1], count), max(1, WIDE_BYTES // (8 * size))
+    for at in range(0, count, step):
+        part = slice(at, at + step)
+        made[..., part] = F.linear(x, weight[part].double(), None if bias is None else bias[part])
+    return made
 
 
 def fits(type: Any, value: Any) -> bool:
