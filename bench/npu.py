@@ -161,14 +161,12 @@ def model_of(case: Case) -> Any:
 def measure(case: Case, compiler: Compiler, names: set[str] | None = None) -> dict[str, Any]:
     """Plain and ours, with the lookup on the NPU and on the host."""
     from forge_eq.capture import capture
-    from forge_eq.lower.select import lower
     from forge_eq.npu.check import check
     from forge_eq.npu.precision import Int8Builder
-    from forge_eq.npu.search import forms, search
+    from forge_eq.npu.search import forms, planned, search
     from forge_eq.options import Options
     from forge_eq.pipeline import Job
     from forge_eq.pipeline import run as stages
-    from forge_eq.schedule.plan import schedule
     from forge_eq.targets import load
 
     model = model_of(case)
@@ -189,8 +187,7 @@ def measure(case: Case, compiler: Compiler, names: set[str] | None = None) -> di
     npu = chosen.devices[0]
     whole = replace(npu, gathers=True, dtypes=(*npu.dtypes, "i64"))
     chosen = replace(chosen, devices=(whole, *chosen.devices[1:]))
-    plan = schedule(lower(graph, chosen), chosen)
-    found["ours"] = total(check(plan.program, chosen, compiler, case.platform))
+    found["ours"] = total(check(planned(graph, chosen).program, chosen, compiler, case.platform))
     return found
 
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from forge_eq.ir.graph import Graph
+from forge_eq.lower.orient import orient
 from forge_eq.lower.select import lower
 from forge_eq.npu.check import Report, check
 from forge_eq.npu.compiler import Compiler
 from forge_eq.schedule.plan import Schedule, schedule
 from forge_eq.targets import Blocks, Target
+
+WHOLE = 1 << 30  # more features than any product has
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,19 @@ class Found:
 
 
 def forms(target: Target) -> Iterator[tuple[str, Target]]:
-    """The target's own blocks first; then none, only inner products in two parts, and all in four."""
+    """The target's own form first; then products whole, inner ones in two parts, all in four; and with weights on the
+    left, whole where a layer widens, or everywhere and in halves."""
     yield "target", target
     yield "whole", replace(target, blocks=None)
-    yield "inner 2", replace(target, blocks=Blocks(2048, 16, 2, outer=False))
-    yield "inner 4", replace(target, blocks=Blocks(2048, 16, 4, outer=True))
+    yield "inner 2", replace(target, blocks=Blocks(2048, 16, 2, outer=False, left="returned"))
+    yield "inner 4", replace(target, blocks=Blocks(2048, 16, 4, outer=True, left="returned"))
+    yield "left", replace(target, blocks=Blocks(WHOLE, 16, 1, outer=True, left="wide"))
+    yield "left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all"))
+
+
+def planned(graph: Graph, target: Target) -> Schedule:
+    """The schedule of a chosen graph in the form that a target asks for."""
+    return schedule(orient(lower(graph, target), target), target)
 
 
 def search(
@@ -53,7 +64,7 @@ def search(
     for name, variant in forms(target):
         if names is not None and name not in names:
             continue
-        plan = schedule(lower(graph, variant), variant)
+        plan = planned(graph, variant)
         if plan.program.instrs in seen:
             continue
         seen.add(plan.program.instrs)
