@@ -37,7 +37,8 @@ def main(argv: list[str]) -> int:
     kept = read(DATA)
     for kind in ("cases", "paper"):
         if getattr(given, kind) is not None:
-            kept[kind] = [json.loads(line) for line in getattr(given, kind).read_text(encoding="utf-8").splitlines()]
+            rows = [json.loads(line) for line in getattr(given, kind).read_text(encoding="utf-8").splitlines()]
+            kept[kind] = list({row["case"]: row for row in rows}.values())
     if given.calibration is not None:
         kept["calibration"] = json.loads((given.calibration / "npu_calibrate.json").read_text(encoding="utf-8"))
     kept["times"] = SIMULATED

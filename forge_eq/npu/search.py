@@ -17,8 +17,6 @@ from forge_eq.npu.compiler import Compiler
 from forge_eq.schedule.plan import Schedule, schedule
 from forge_eq.targets import Blocks, Target
 
-WHOLE = 1 << 30  # more features than any product has
-
 
 @dataclass(frozen=True)
 class Found:
@@ -31,13 +29,12 @@ class Found:
 
 
 def forms(target: Target) -> Iterator[tuple[str, Target]]:
-    """The target's own form first; then products whole, inner ones in two parts, all in four; and with weights on the
-    left, whole where a layer widens, or everywhere and in halves."""
+    """The target's own form first; then products whole, inner ones in two parts, all in four, and all weights on the
+    left in halves."""
     yield "target", target
     yield "whole", replace(target, blocks=None)
     yield "inner 2", replace(target, blocks=Blocks(2048, 16, 2, outer=False, left="returned"))
     yield "inner 4", replace(target, blocks=Blocks(2048, 16, 4, outer=True, left="returned"))
-    yield "left", replace(target, blocks=Blocks(WHOLE, 16, 1, outer=True, left="wide"))
     yield "left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all"))
 
 
