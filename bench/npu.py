@@ -129,14 +129,14 @@ class InTime(Compiler):
 
 
 def tried(case: Case, found: Mapping[str, Any]) -> set[str] | None:
-    """The forms to try: all for a few layers on 4000 (None), elsewhere the target's and the two fastest there; of a
-    large family, whose compiles take minutes, one fewer and no more than three."""
+    """The forms to try: all for a few layers on 4000 (None), elsewhere the target's and the two fastest there; of large
+    families and whole models, whose compiles take minutes, one fewer and no more than three."""
     like = next((c for c in LAYERS if c.family == case.family), None)
     times = found.get(like.name, {}).get("ours host", {}).get("forms") if like is not None else None
-    large = case.family in LARGE
-    if case in LAYERS or case.step or not times:
+    large = case.family in LARGE or not case.layers
+    if case in LAYERS or case.step or (case.layers and not times):
         return FEW if large else None
-    return {"target", *sorted(times, key=lambda form: times[form])[: 1 if large else 2]}
+    return {"target", *sorted(times or {}, key=lambda form: times[form])[: 1 if large else 2]}
 
 
 def read(store: Path) -> dict[str, Any]:
