@@ -115,9 +115,8 @@ def transitions(graph: Any, platform: str, compiler: Compiler) -> dict[str, Any]
 TABLES = ("fusion", "buffers", "transitions")
 
 
-def tables(found: dict[str, dict[str, Any]]) -> list[Table]:
-    """Tables 15, 16 and 21 of the families found, the paper's figures beside ours."""
-    theirs = paper()
+def tables(found: dict[str, dict[str, Any]], theirs: dict[str, Any]) -> list[Table]:
+    """Tables 15, 16 and 21 of the families found, the paper's figures (``sheet.paper``) beside ours."""
 
     def of(table: str, family: str) -> list[Any] | None:
         row: list[Any] | None = theirs.get(table, {}).get("rows", {}).get(FAMILIES[family].paper)
@@ -151,7 +150,7 @@ def tables(found: dict[str, dict[str, Any]]) -> list[Table]:
 
 def fill(sheet: Sheet, found: dict[str, dict[str, Any]]) -> None:
     sheet.figures.update(found)
-    for t in tables(found):
+    for t in tables(found, paper()):
         sheet.table(t.title, t.head, t.rows, t.note)
     for family, f in found.items():
         if None not in (f["with"], f["without"]):
