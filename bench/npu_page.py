@@ -137,7 +137,7 @@ def spent(rows: Sequence[tuple[Case, Found]]) -> str:
     body = []
     for case, f in rows:
         both = [f[name].get("spent", {}) for name in ("plain host", "ours host")]
-        for kind in sorted({*both[0], *both[1]}, key=lambda k: -both[0].get(k, 0.0)):
+        for kind in sorted({*both[0], *both[1]}, key=lambda k: (*(-b.get(k, 0.0) for b in both), k)):
             parts = [b.get(kind, 0.0) for b in both]
             if max(parts) >= 1.0:
                 body.append((case.name, kind, *parts))
