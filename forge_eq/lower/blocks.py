@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 
-from forge_eq.ir.graph import Builder, Graph, Node
+from forge_eq.ir.graph import Builder, Graph, Node, tensor_type
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.left import widens
 from forge_eq.ops.composite import linear_act, linear_bias_act
@@ -99,8 +99,8 @@ class _Blocks:
         if self._piece(x):
             return self._widened(self.graph.nodes[self._place(x)[0]])
         if x.op in (*PLAIN, *ACTIVE):
-            sizes = [t.shape[-1] for t in (self.graph.nodes[x.inputs[0]].type, x.type) if isinstance(t, TensorType)]
-            return widens(*(int(str(s)) for s in sizes), biased=x.op in BIASED)
+            features, results = (tensor_type(n).shape[-1] for n in (self.graph.nodes[x.inputs[0]], x))
+            return widens(int(str(features)), int(str(results)), x.op in BIASED)
         return x.op.traits.elementwise and any(self._widened(self.graph.nodes[i]) for i in x.inputs)
 
     def _separable(self, x: Node) -> bool:
