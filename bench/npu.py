@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,14 @@ from forge_eq.models import Model
 from forge_eq.npu import parts
 from forge_eq.npu.compiler import SIMULATED, Answer, Compiled, Compiler
 from forge_eq.npu.diagnose import diagnose
+from forge_eq.npu.trace import Simulation
+from forge_eq.targets import Target
 from npu_step import PAST, Step
 from sheet import Sheet, arguments, finish, tell, where
 
 VOCABULARY = 2048  # of truncated models: the head and the lookup are not what a layer is about
 INT8 = "llama-3.1-8b"  # the paper's setting for it: int8 weights per channel, f16 activations
+LARGE, FEW = ("llama-3.2-1b", "lfm2-2.6b", "llama-3.1-8b"), {"target", "whole", "inner 2"}
 LEFT = 3  # exit status while cases are left
 
 
@@ -127,12 +130,14 @@ class InTime(Compiler):
 
 
 def tried(case: Case, found: Mapping[str, Any]) -> set[str] | None:
-    """The forms to try: all for a few layers on 4000 (None), elsewhere the target's and the two fastest there."""
+    """The forms to try: all for a few layers on 4000 (None), elsewhere the target's and the two fastest there; of large
+    families and whole models, whose compiles take minutes, one fewer and no more than three."""
     like = next((c for c in LAYERS if c.family == case.family), None)
     times = found.get(like.name, {}).get("ours host", {}).get("forms") if like is not None else None
-    if case in LAYERS or case.step or not times:
-        return None
-    return {"target", *sorted(times, key=lambda form: times[form])[:2]}
+    large = case.family in LARGE or not case.layers
+    if case in LAYERS or case.step or (case.layers and not times):
+        return FEW if large else None
+    return {"target", *sorted(times or {}, key=lambda form: times[form])[: 1 if large else 2]}
 
 
 def read(store: Path) -> dict[str, Any]:
@@ -161,14 +166,12 @@ def model_of(case: Case) -> Any:
 def measure(case: Case, compiler: Compiler, names: set[str] | None = None) -> dict[str, Any]:
     """Plain and ours, with the lookup on the NPU and on the host."""
     from forge_eq.capture import capture
-    from forge_eq.lower.select import lower
     from forge_eq.npu.check import check
     from forge_eq.npu.precision import Int8Builder
     from forge_eq.npu.search import forms, search
     from forge_eq.options import Options
     from forge_eq.pipeline import Job
     from forge_eq.pipeline import run as stages
-    from forge_eq.schedule.plan import schedule
     from forge_eq.targets import load
 
     model = model_of(case)
@@ -177,7 +180,7 @@ def measure(case: Case, compiler: Compiler, names: set[str] | None = None) -> di
         found[name] = told(compiler.compile(plain(returning(model), host), case.platform))
     if case.step:
         found["plain host, state forgotten"] = told(compiler.compile(plain(model, host=True), case.platform))
-    target = replace(load(f"intel-npu-{case.platform}"), transfer_us=1.0)  # that a truncated model stays on the device
+    target = load(f"intel-npu-{case.platform}")
     job = Job(Options(target=f"intel-npu-{case.platform}"), forms={"capture": capture(model.module, model.args)})
     graph = stages(job, "extract")["extract"]
     best = search(graph, target, compiler, case.platform, lambda form: tell(f"  {form}"), names)
@@ -186,12 +189,23 @@ def measure(case: Case, compiler: Compiler, names: set[str] | None = None) -> di
         coded = check(best.plan.program, target, compiler, case.platform, builder=Int8Builder)
         found["ours host, int8 weights"] = total(coded)
     chosen = dict(forms(target))[best.form]
-    npu = chosen.devices[0]
-    whole = replace(npu, gathers=True, dtypes=(*npu.dtypes, "i64"))
-    chosen = replace(chosen, devices=(whole, *chosen.devices[1:]))
-    plan = schedule(lower(graph, chosen), chosen)
-    found["ours"] = total(check(plan.program, chosen, compiler, case.platform))
+    found["ours"] = looking_up(graph, chosen, compiler, case.platform)
     return found
+
+
+def looking_up(graph: Any, target: Target, compiler: Compiler, platform: str) -> dict[str, Any]:
+    """With lookups on the NPU: the faster of integers only in these, and of all integers there as well."""
+    from forge_eq.npu.check import check
+    from forge_eq.npu.search import planned
+
+    npu, found, seen = target.devices[0], list[dict[str, Any]](), set[Any]()
+    for more in ({"operand_dtypes": (*npu.operand_dtypes, "i64")}, {"dtypes": (*npu.dtypes, "i64")}):
+        variant = replace(target, devices=(replace(npu, gathers=True, **more), *target.devices[1:]))
+        program = planned(graph, variant).program
+        if program.instrs not in seen:
+            seen.add(program.instrs)
+            found.append(total(check(program, variant, compiler, platform)))
+    return min(found, key=lambda f: f.get("total", float("inf")))
 
 
 def returning(model: Any) -> Any:
@@ -233,8 +247,18 @@ def told(answer: Answer) -> dict[str, Any]:
     s = answer.simulation
     assert s is not None
     unpriced = sorted({layer.kind for layer in s.unknown if layer.kind})
-    times = {"total": s.total, "dma": s.dma, "dpu": s.dpu, "shave": s.shave}
+    times = {"total": s.total, "dma": s.dma, "dpu": s.dpu, "shave": s.shave, "spent": spent(s)}
     return {**times, "blob": answer.blob, "seconds": answer.seconds, "unknown": len(s.unknown), "unpriced": unpriced}
+
+
+def spent(s: Simulation) -> dict[str, float]:
+    """The time line by OpenVINO's types of node, the last product (the head) and idle time apart."""
+    head = max((x for x in s.layers if x.kind == "MatMul"), key=lambda x: x.end, default=None)
+    found: dict[str, float] = {}
+    for layer in s.layers:
+        kind = "head" if layer is head else layer.kind.strip("<>") or "Unknown"
+        found[kind] = found.get(kind, 0.0) + layer.share
+    return found
 
 
 def total(report: Any) -> dict[str, Any]:
@@ -245,6 +269,9 @@ def total(report: Any) -> dict[str, Any]:
         return refused
     added: dict[str, Any] = {
         k: sum(a[k] for a in answers) for k in ("total", "dma", "dpu", "shave", "blob", "seconds", "unknown")
+    }
+    added["spent"] = {
+        k: sum(a["spent"].get(k, 0.0) for a in answers) for k in dict.fromkeys(k for a in answers for k in a["spent"])
     }
     kinds = sorted({s.instr.op.name for c in report.segments for s in c.spent if s.unknown and s.instr and s.instr.op})
     return {**added, "unpriced": kinds, "segments": len(answers), "transitions": report.program.transitions}
@@ -258,15 +285,19 @@ def fill(sheet: Sheet, case: Case, found: dict[str, Any]) -> None:
     sheet.figures[case.name] = found
     head = ("", "us", "DMA", "DPU", "SHAVE", "blob, MB", "compile, s", "without a price")
     sheet.table(case.name, head, [row(name, f) for name, f in found.items()], f"Times {SIMULATED}.")
+    for name, value, limit in criteria(case, found):
+        sheet.demand(name, value, limit)
+
+
+def criteria(case: Case, found: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
+    """(what, simulated, the most it may be): accepted, and beside plain, like for like and as we place it."""
     for name in ("ours", "ours host"):
-        sheet.demand(f"{case.name}: {name} refused", float("refused" in found[name]), 0.0)
-    for ours, theirs in (("ours", "plain"), ("ours host", "plain host")):
+        yield f"{case.name}: {name} refused", float("refused" in found[name]), 0.0
+    most = 0.88 if not case.layers else 1.0 if case.step else 0.98
+    pairs = [("ours", "plain"), ("ours host", "plain host"), *([] if case.layers else [("ours host", "plain")])]
+    for ours, theirs in pairs:
         if "total" in found[ours] and "total" in found[theirs]:
-            limit = 0.98 if case.layers and case.tokens > 1 else 1.0
-            sheet.demand(f"{case.name}: {ours} / {theirs}", found[ours]["total"] / found[theirs]["total"], limit)
-    if not case.layers and "total" in found["plain"]:
-        ratio = found["ours host"]["total"] / found["plain"]["total"]
-        sheet.demand(f"{case.name}: ours host / plain", ratio, 0.88)
+            yield f"{case.name}: {ours} / {theirs}", found[ours]["total"] / found[theirs]["total"], most
 
 
 def row(name: str, f: dict[str, Any]) -> tuple[Any, ...]:

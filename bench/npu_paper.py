@@ -22,7 +22,7 @@ from forge_eq.npu import parts
 from forge_eq.npu.compiler import SIMULATED, Compiler
 from npu import LEFT, VOCABULARY, Case, InTime, _depth
 from sheet import PAPER as THEIRS
-from sheet import Sheet, arguments, finish, one_of, paper, tell, where
+from sheet import Sheet, Table, arguments, finish, one_of, paper, tell, where
 
 TOKENS = 128
 
@@ -112,8 +112,11 @@ def transitions(graph: Any, platform: str, compiler: Compiler) -> dict[str, Any]
     return found
 
 
-def fill(sheet: Sheet, found: dict[str, dict[str, Any]]) -> None:
-    theirs = paper()
+TABLES = ("fusion", "buffers", "transitions")
+
+
+def tables(found: dict[str, dict[str, Any]], theirs: dict[str, Any]) -> list[Table]:
+    """Tables 15, 16 and 21 of the families found, the paper's figures (``sheet.paper``) beside ours."""
 
     def of(table: str, family: str) -> list[Any] | None:
         row: list[Any] | None = theirs.get(table, {}).get("rows", {}).get(FAMILIES[family].paper)
@@ -121,7 +124,6 @@ def fill(sheet: Sheet, found: dict[str, dict[str, Any]]) -> None:
 
     fusion, buffers, moves = [], [], []
     for family, f in found.items():
-        sheet.figures[family] = f
         ours = (f["with"], f["without"])
         change = 100 * (ours[0] / ours[1] - 1) if None not in ours else float("nan")
         row = of("attention_fusion_latency", family)
@@ -137,11 +139,19 @@ def fill(sheet: Sheet, found: dict[str, dict[str, Any]]) -> None:
         shown = f"{row[2]}, {row[3]}" if row else "-"
         moves.append((f["model"], f["native"], before["transitions"], after["transitions"], change, latency, shown))
     note = f"Times {SIMULATED}. Paper: {THEIRS}."
-    sheet.table("table 15, attention fusion, us", ("", "without", "with", "%", "paper %"), fusion, note)
     head = ("", "virtual", "physical", "reduction %", "peak / bound", "paper's reduction %")
-    sheet.table("table 16, buffers (per instruction)", head, buffers, f"Paper: {THEIRS}.")
-    head = ("", "native", "captured order", "scheduled", "%", "latency %", "paper %, latency %")
-    sheet.table("table 21, transitions of a device without vector units", head, moves, note)
+    last = ("", "native", "captured order", "scheduled", "%", "latency %", "paper %, latency %")
+    return [
+        Table("table 15, attention fusion, us", ("", "without", "with", "%", "paper %"), tuple(fusion), note),
+        Table("table 16, buffers (per instruction)", head, tuple(buffers), f"Paper: {THEIRS}."),
+        Table("table 21, transitions of a device without vector units", last, tuple(moves), note),
+    ]
+
+
+def fill(sheet: Sheet, found: dict[str, dict[str, Any]]) -> None:
+    sheet.figures.update(found)
+    for t in tables(found, paper()):
+        sheet.table(t.title, t.head, t.rows, t.note)
     for family, f in found.items():
         if None not in (f["with"], f["without"]):
             sheet.demand(f"{family}: with / without attention fusion", f["with"] / f["without"], 1.0)

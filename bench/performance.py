@@ -107,12 +107,13 @@ def blocks(folder: Path) -> dict[str, str]:
     return made
 
 
-def _shown(table: dict[str, Any]) -> str:
-    rows = tuple(tuple(r) for r in table["rows"])
-    return "\n".join(markdown(Table(table["title"], tuple(table["head"]), rows, table["note"]), "###"))
+def _shown(kept: dict[str, Any]) -> str:
+    rows = tuple(tuple(r) for r in kept["rows"])
+    return "\n".join(markdown(Table(kept["title"], tuple(kept["head"]), rows, kept["note"]), "###"))
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in Markdown."""
     bars = [f"| {' | '.join(shown(v) for v in row)} |" for row in (head, ["---"] * len(head), *rows)]
     return "\n".join([*bars, ""])
 
@@ -122,7 +123,7 @@ def machine(found: dict[str, dict[str, Any]]) -> str:
     if not found:
         return NOT_YET
     keys = list(dict.fromkeys(k for f in found.values() for k in f["where"]))
-    return _table(("", *found), [(k, *(f["where"].get(k, "-") for f in found.values())) for k in keys])
+    return table(("", *found), [(k, *(f["where"].get(k, "-") for f in found.values())) for k in keys])
 
 
 def truncations(cells: Cells, paper: dict[str, Any] | None, gains: dict[str, Any] | None) -> str:
@@ -160,7 +161,7 @@ def latency(cells: Cells) -> str:
         body.append((cell.name, ours.p50, *ratios, _ratio(noise), says, *tails, _memory(rows)))
     head = ("cell", "ours, p50 ms", *(f"{n} / ours" for n in STRONG), "ours again / ours", "beside the better",
             "our p99/p50", "best peer's", "memory over OpenVINO's")  # fmt: skip
-    return _table(head, body)
+    return table(head, body)
 
 
 def _memory(rows: list[Row]) -> float:
@@ -182,7 +183,7 @@ def compilation(cells: Cells) -> str:
         body.append((cell.name, *phases, *(v for pair in peers for v in pair), apart, faster))
     names = [f"{n} / ours, {what}" for n in STRONG for what in ("after capture", "end to end")]
     more = (f"{STRONG[0]} / ours after capture, guard apart", f"{STRONG[0]} / ours recorded, end to end")
-    return _table(("cell", "capture s", "own s", "build s", "guard s", *names, *more), body)
+    return table(("cell", "capture s", "own s", "build s", "guard s", *names, *more), body)
 
 
 def criteria(cells: Cells) -> str:
@@ -196,7 +197,7 @@ def criteria(cells: Cells) -> str:
     for cell, rows in cells:
         body += [_judged(f"{cell.name}: {name}", *rest) for name, *rest in _promises(cell, rows)]
         body += _tails(cell, rows)
-    return _table(("promise", "measured", "limit", "result"), body)
+    return table(("promise", "measured", "limit", "result"), body)
 
 
 def _promises(cell: Cell, rows: list[Row]) -> Iterator[tuple[str, float, float, bool]]:
@@ -279,7 +280,7 @@ def sources(gains: list[dict[str, Any]]) -> str:
         sure = sorted((g for g in found if g["low"] > 1 and not g["same"]), key=lambda g: -g["ratio"])
         lost = [g for g in found if g["ratio"] < 0.98 and not g["same"]]
         body.append((model, tokens, _named(sure) or "nothing for sure", _named(lost) or "-"))
-    return _table(("model", "tokens", "gains: time without it over with it", "seems to cost"), body)
+    return table(("model", "tokens", "gains: time without it over with it", "seems to cost"), body)
 
 
 def _named(found: list[dict[str, Any]]) -> str:

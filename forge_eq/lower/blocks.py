@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 
-from forge_eq.ir.graph import Builder, Graph, Node
+from forge_eq.ir.graph import Builder, Graph, Node, tensor_type
 from forge_eq.ir.types import TensorType
+from forge_eq.lower.left import widens
 from forge_eq.ops.composite import linear_act, linear_bias_act
 from forge_eq.ops.elementwise import add
 from forge_eq.ops.leaves import constant
@@ -89,7 +90,18 @@ class _Blocks:
             return False
         features, rows = int(str(x.type.shape[-1])), (x.type.elements or 0) // max(int(str(x.type.shape[-1])), 1)
         wanted = features >= self.blocks.features and rows >= self.blocks.rows and features % self.blocks.parts == 0
-        return wanted and self._weight(node.inputs[1]) and self._separable(x)
+        return wanted and self._weight(node.inputs[1]) and self._separable(x) and not self._widened(x)
+
+    def _widened(self, x: Node) -> bool:
+        """Whether layers with their weight on the left make the value: whole, these are faster than in parts."""
+        if self.blocks.left != "wide":
+            return False
+        if self._piece(x):
+            return self._widened(self.graph.nodes[self._place(x)[0]])
+        if x.op in (*PLAIN, *ACTIVE):
+            features, results = (tensor_type(n).shape[-1] for n in (self.graph.nodes[x.inputs[0]], x))
+            return widens(int(str(features)), int(str(results)), x.op in BIASED)
+        return x.op.traits.elementwise and any(self._widened(self.graph.nodes[i]) for i in x.inputs)
 
     def _separable(self, x: Node) -> bool:
         """Whether a part of the node's last axis needs only that part of products: then nothing is copied to cut it."""

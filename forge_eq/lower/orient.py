@@ -27,11 +27,10 @@ from forge_eq.lower.layouts import (
     is_layer,
     operand,
     permutation,
-    result_axis,
     row_major,
     shape_of,
-    token_axis,
 )
+from forge_eq.lower.left import left_known, named, rank_of, token_axes
 from forge_eq.lower.mincut import sink_side
 from forge_eq.lower.npu import Instr, Program, operand_type
 from forge_eq.targets import Target
@@ -46,14 +45,19 @@ SOURCE, SINK = "row", "feature"
 
 
 def orient(program: Program, target: Target) -> Program:
-    """Chooses the layout of every instruction of a selected program."""
+    """Chooses the layout of every instruction of a selected program.
+
+    A target whose times are in no table names the layers instead (``Blocks.left``): only these are feature-major.
+    """
+    if target.blocks is not None and target.blocks.left != "none":
+        return named(program, target, target.blocks)
     if not target.kernels.has("left") or not any(_gains(program, target, i) for i in program.instrs):
         return program
     axes = token_axes(program, target)
     chosen = _Network(program, target, axes).cut()
     instrs = []
     for position, instr in enumerate(program.instrs):
-        layout = feature_major(_rank(program, instr), axes[position]) if position in chosen else ()
+        layout = feature_major(rank_of(program, instr), axes[position]) if position in chosen else ()
         instrs.append(replace(instr, layout=() if layout == row_major(len(layout)) else layout))
     return replace(program, instrs=tuple(instrs))
 
@@ -62,43 +66,10 @@ def orient_all(program: Program, target: Target) -> Program:
     """Feature-major wherever an instruction can be: for comparison, not because it pays."""
     axes = token_axes(program, target)
     instrs = tuple(
-        replace(i, layout=feature_major(_rank(program, i), axes[p])) if p in axes else i
+        replace(i, layout=feature_major(rank_of(program, i), axes[p])) if p in axes else i
         for p, i in enumerate(program.instrs)
     )
     return replace(program, instrs=instrs)
-
-
-def token_axes(program: Program, target: Target) -> dict[int, int]:
-    """Position of an instruction that can work feature-major -> the axis of its results that counts tokens."""
-    found: dict[int, int] = {}
-    known: dict[int, int] = {}  # register -> axis
-    for position, instr in enumerate(program.instrs):
-        axis = _axis(program, target, instr, known)
-        if axis is not None:
-            found[position] = axis
-            known.update(dict.fromkeys(instr.dsts, axis))
-    return found
-
-
-def _axis(program: Program, target: Target, instr: Instr, known: Mapping[int, int]) -> int | None:
-    if instr.op is None or target.device(instr.device).kind != "openvino" or _rank(program, instr) < 2:
-        return None
-    if is_layer(instr):
-        x = shape_of(operand_type(program, instr.srcs[0]))
-        axis = token_axis(x)
-        source = instr.srcs[0]
-        agrees = axis is not None and isinstance(source, int) and known.get(source, axis) == axis
-        return axis if agrees and len(shape_of(operand_type(program, instr.srcs[1]))) == 2 else None
-    wanted = {result_axis(program, instr, k, known[r]) for k, r in enumerate(instr.reads) if r in known}
-    axis = next(iter(wanted)) if len(wanted) == 1 else None
-    # of one row there is no other order, and with an axis of 1 at the end kernels run element by element
-    return None if axis is None or shape_of(program.vregs[instr.dsts[0]].type)[axis] == 1 else axis
-
-
-def _rank(program: Program, instr: Instr) -> int:
-    """The one rank of all results; 0 when they differ."""
-    ranks = {len(shape_of(program.vregs[d].type)) for d in instr.dsts}
-    return next(iter(ranks)) if len(ranks) == 1 else 0
 
 
 def _types(program: Program, instr: Instr) -> tuple[list[Type], Type]:
@@ -123,12 +94,7 @@ def _left_times(program: Program, target: Target, instr: Instr) -> dict[str, flo
     """By part."""
     types, out = _types(program, instr)
     assert instr.op is not None
-    return left_times(target, instr.op, types, instr.attrs, out) if _left_known(program, instr) else None
-
-
-def _left_known(program: Program, instr: Instr) -> bool:
-    """Of weights [k, n] only a constant is transposed ahead (``run.model``); read by a flag it is another kernel."""
-    return instr.attrs[0] is True or instr.srcs[1] in program.constant_names
+    return left_times(target, instr.op, types, instr.attrs, out) if left_known(program, instr) else None
 
 
 def own_time(program: Program, target: Target, instr: Instr, layout: Layout) -> float:
@@ -226,7 +192,7 @@ class _Network:
 
     def own(self, position: int) -> None:
         instr = self.program.instrs[position]
-        order = feature_major(_rank(self.program, instr), self.axes[position])
+        order = feature_major(rank_of(self.program, instr), self.axes[position])
         packed = 1.0 + PACKED if is_layer(instr) else 1.0
         self.capacity[position, SINK] = packed * own_time(self.program, self.target, instr, ())
         self.capacity[SOURCE, position] = own_time(self.program, self.target, instr, order)
@@ -236,7 +202,7 @@ class _Network:
     def read(self, register: int, reader: int) -> None:
         """What differs between the order of a value and that of its reader."""
         instr, maker = self.program.instrs[reader], self.made[register]
-        if permutation(instr, _rank(self.program, instr)) is not None:
+        if permutation(instr, rank_of(self.program, instr)) is not None:
             if reader in self.axes:  # one transposition does both; from the other order to rows it is its own
                 self.capacity[maker, reader] = self.reorder(register)
             return
@@ -265,7 +231,7 @@ class _Network:
 
     def by_flag(self, register: int, reader: int) -> float:
         instr = self.program.instrs[reader]
-        order = feature_major(_rank(self.program, instr), self.axes[reader])
+        order = feature_major(rank_of(self.program, instr), self.axes[reader])
         return rows_time(self.program, self.target, instr, order, register)[1]
 
     def reorder(self, register: int) -> float:

@@ -32,11 +32,16 @@ class Int8Builder(NpuBuilder):
     """Large constant weights of products as int8, multiplied by their scales on the way: the compiler folds that in."""
 
     def matmul(self, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
-        if b.get_type_name() == "Constant" and self.rank(b) == 2 and int(np.prod(self.shape(b))) >= LEAST:
-            values, scale = quantised(torch.from_numpy(b.get_data().copy()), 0 if transpose_b else 1)
-            wide = self._named(self.opset.convert(self.constant(values), self.type(b)))
-            b = self.multiply(wide, self.constant(scale))
+        # The axis of the channels: of x w the second of w, of w x the first; the other when w is transposed.
+        a, b = self._coded(a, 1 if transpose_a else 0), self._coded(b, 0 if transpose_b else 1)
         return super().matmul(a, b, transpose_a, transpose_b)
+
+    def _coded(self, weight: Any, axis: int) -> Any:
+        if weight.get_type_name() != "Constant" or self.rank(weight) != 2 or int(np.prod(self.shape(weight))) < LEAST:
+            return weight
+        values, scale = quantised(torch.from_numpy(weight.get_data().copy()), axis)
+        wide = self._named(self.opset.convert(self.constant(values), self.type(weight)))
+        return self.multiply(wide, self.constant(scale))
 
 
 def half(value: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from forge_eq.ir.graph import Graph
+from forge_eq.lower.orient import orient
 from forge_eq.lower.select import lower
 from forge_eq.npu.check import Report, check
 from forge_eq.npu.compiler import Compiler
@@ -28,11 +29,18 @@ class Found:
 
 
 def forms(target: Target) -> Iterator[tuple[str, Target]]:
-    """The target's own blocks first; then none, only inner products in two parts, and all in four."""
+    """The target's own form first; then products whole, inner ones in two parts, all in four, and all weights on the
+    left in halves."""
     yield "target", target
     yield "whole", replace(target, blocks=None)
-    yield "inner 2", replace(target, blocks=Blocks(2048, 16, 2, outer=False))
-    yield "inner 4", replace(target, blocks=Blocks(2048, 16, 4, outer=True))
+    yield "inner 2", replace(target, blocks=Blocks(2048, 16, 2, outer=False, left="returned"))
+    yield "inner 4", replace(target, blocks=Blocks(2048, 16, 4, outer=True, left="returned"))
+    yield "left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all"))
+
+
+def planned(graph: Graph, target: Target) -> Schedule:
+    """The schedule of a chosen graph in the form that a target asks for."""
+    return schedule(orient(lower(graph, target), target), target)
 
 
 def search(
@@ -53,7 +61,7 @@ def search(
     for name, variant in forms(target):
         if names is not None and name not in names:
             continue
-        plan = schedule(lower(graph, variant), variant)
+        plan = planned(graph, variant)
         if plan.program.instrs in seen:
             continue
         seen.add(plan.program.instrs)

@@ -81,15 +81,22 @@ class Device:
         )
 
 
+# Products with the weight on the left: none, those whose result is returned, also those without a bias that widen (more
+# results than features, as in a gated layer), all.
+LEFT = ("none", "returned", "wide", "all")
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Which products lowering does in parts: those over at least ``features`` for at least ``rows`` rows in ``parts``
-    parts, and with ``outer`` a split product piece by piece."""
+    parts, and with ``outer`` a split product piece by piece. ``left`` says which have their weight on the left, of
+    those with at least ``rows`` rows: one of :data:`LEFT`."""
 
     features: int
     rows: int
     parts: int
     outer: bool
+    left: str = "none"
 
 
 @dataclass(frozen=True)
@@ -280,7 +287,8 @@ def _blocks(reader: _Reader) -> Blocks | None:
         reader.fail("blocks", "is not a table")
     inner = reader.sub(table, "blocks")
     features, rows, parts = (int(inner.number(name, positive=True)) for name in ("features", "rows", "parts"))
-    made = Blocks(features, rows, parts, outer=inner.flag("outer", default=False))
+    left = inner.choice("left", LEFT) if "left" in table else "none"
+    made = Blocks(features, rows, parts, outer=inner.flag("outer", default=False), left=left)
     inner.no_more()
     return made
 

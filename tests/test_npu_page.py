@@ -1,0 +1,43 @@
+"""docs/npu.md is what its kept answers say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+import npu
+import npu_page
+from performance import BLOCK, DATA, NOT_YET, filled
+
+
+def test_the_page_is_what_was_kept() -> None:
+    page, found = npu_page.PAGE.read_text(encoding="utf-8"), npu_page.blocks(npu_page.read(DATA))
+    assert filled(page, found) == page, "run `python bench/npu_page.py`"
+    assert sorted(m[1] for m in BLOCK.finditer(page)) == sorted(found)
+
+
+def answer(us: float, **more: object) -> dict[str, object]:
+    times = {k: us for k in ("total", "dma", "dpu", "shave")}
+    return {**times, "blob": 2e6, "unknown": 1, "unpriced": ["linear"], "spent": {"head": us}, **more}
+
+
+def test_a_loss_a_refusal_and_what_is_missing_are_said() -> None:
+    lost, refused, whole = npu.LAYERS[0], npu.LAYERS[1], npu.WHOLE[0]
+    same = {name: answer(us) for name, us in (("plain", 10.0), ("plain host", 8.0), ("ours", 9.9), ("ours host", 7.0))}
+    no = {"refused": "it crashes: somewhere"}
+    kept = [
+        {"case": lost.name, "found": {**same, "ours host": answer(7.0, form="left")}},
+        {"case": refused.name, "found": {**same, "plain": no, "plain host": no}},
+        {"case": whole.name, "found": same},
+    ]
+    made = npu_page.blocks({"cases": kept})
+    assert f"{lost.name}: ours / plain: 0.990, not at most 0.98" in made["short"]
+    assert f"{refused.name}: plain is refused, so that there is nothing to compare: it crashes" in made["short"]
+    assert f"{whole.name}: ours host / plain:" not in made["short"]  # 0.7
+    assert f"{npu.DECODE[0].name}: not asked yet" in made["short"]
+    assert "-12.5 % | left |" in made["layers"]
+    assert "| refused | 9.9 | - | refused | 7 | - |" in made["layers"]
+    assert made["decode"] == made["fusion"] == made["coded"] == NOT_YET
+    assert f"| {whole.name} | head | 8 | 7 |" in made["spent"]
