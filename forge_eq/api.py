@@ -15,6 +15,7 @@ from forge_eq.options import Options
 from forge_eq.pipeline import Job, run
 from forge_eq.remarks import Remark
 from forge_eq.rules.dsl import RuleSet
+from forge_eq.run.heap import older_left_alone
 from forge_eq.targets import load as load_target
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def settle(
     return batches
 
 
+@older_left_alone()
 def optimize(
     module: Any,
     example_inputs: Sequence[Any] = (),

@@ -28,6 +28,7 @@ from forge_eq.options import Options
 from forge_eq.pipeline import Job, Misrecorded, confirm_recording, export_instead, run
 from forge_eq.remarks import Remark
 from forge_eq.run.differential import Answers, input_batches
+from forge_eq.run.heap import older_left_alone
 
 if TYPE_CHECKING:
     from forge_eq.alloc.plan import Allocation
@@ -192,6 +193,7 @@ class CompiledProgram:
         save(path, Saved(self.schedule, executable.allocation, executable.target, executable.pins, options, state=kept))
 
 
+@older_left_alone()
 def specialise(
     module: Any,
     args: Sequence[Any],
@@ -319,6 +321,7 @@ def _build(job: Job, examples: list[Any] | None, names: tuple[str, ...]) -> tupl
     return found.executable, time.perf_counter() - start - found.building
 
 
+@older_left_alone()
 def compile(
     module: Any,
     example_inputs: Sequence[Any] = (),

@@ -9,7 +9,9 @@ Not here: nodes of a kernel (``run.openvino_builder``), compiling and binding (`
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,15 +65,18 @@ class _ModelWriter:
         self.program, self.constant, self.g = program, constant, g
         self.nodes: dict[int, dict[Layout, Any]] = {}  # register -> the layouts in which its value is there
         self.parameters: dict[int, Any] = {}
+        self.turned: dict[int, Future[torch.Tensor]] = {}  # register -> its constant, stored the other way
 
     def write(self, positions: Sequence[int], outputs: Sequence[int], name: str) -> Built:
-        for position in positions:
-            instr = self.program.instrs[position]
-            if instr.is_copy:
-                self.read(instr.reads[0])
-                self.nodes[instr.dsts[0]] = self.nodes[instr.reads[0]]
-            else:
-                self.add(instr)
+        with ThreadPoolExecutor(os.cpu_count(), "forge_eq-turn") as beside:
+            self.turn(positions, beside)
+            for position in positions:
+                instr = self.program.instrs[position]
+                if instr.is_copy:
+                    self.read(instr.reads[0])
+                    self.nodes[instr.dsts[0]] = self.nodes[instr.reads[0]]
+                else:
+                    self.add(instr)
         results = []
         for out in outputs:
             result = self.g.opset.result(self.read(out))
@@ -96,21 +101,30 @@ class _ModelWriter:
                 there[layout] = self.reordered(node, have, layout)
         return there[layout]
 
-    def weight(self, instr: Instr) -> tuple[Any, bool]:
-        """The weight of a layer as its left operand, and whether it is stored [n, k].
+    def turn(self, positions: Sequence[int], beside: ThreadPoolExecutor) -> None:
+        """Begins to transpose the constants [k, n] that layers want on the left, once each.
 
-        A constant stored [k, n] is transposed here, once: read by a flag it costs up to a quarter more at each call.
-        The kernel uses the copy where it lies; with the weight on the right the plugin makes one of its own.
+        Read by a flag such a weight costs up to a quarter more at each call. The kernel uses the copy where it lies;
+        with the weight on the right the plugin makes one of its own.
         """
-        register, stored = instr.srcs[1], bool(instr.attrs[0])
+        for instr in (self.program.instrs[p] for p in positions):
+            if is_layer(instr) and instr.layout and not instr.attrs[0]:
+                register = instr.srcs[1]
+                assert isinstance(register, int)
+                data = None if register in self.turned else self.constant(register)
+                if data is not None:
+                    self.turned[register] = beside.submit(transposed, data)
+
+    def weight(self, instr: Instr) -> tuple[Any, bool]:
+        """The weight of a layer as its left operand, and whether it is stored [n, k]."""
+        register = instr.srcs[1]
         assert isinstance(register, int)
-        data = None if stored else self.constant(register)
-        if data is None:
-            return self.read(register), stored
+        if register not in self.turned or instr.attrs[0]:
+            return self.read(register), bool(instr.attrs[0])
         there = self.nodes.setdefault(register, {})
         if TURNED not in there:
             with self.g.instruction(f"v{register} stored {TURNED}"):
-                there[TURNED] = self.g.constant(torch.empty(data.shape[::-1]).copy_(data.t()))
+                there[TURNED] = self.g.constant(self.turned[register].result())
         return there[TURNED], True
 
     def reordered(self, node: Any, have: Layout, wanted: Layout) -> Any:
@@ -216,3 +230,8 @@ class _ModelWriter:
             reason = f"its kernel gives {self.g.type(node)} {self.g.shape(node)}, not {type}"
             raise RunError("run", name, reason, "correct the kernel")
         return node
+
+
+def transposed(data: torch.Tensor) -> torch.Tensor:
+    """A copy of a matrix, stored the other way."""
+    return torch.empty(data.shape[::-1], dtype=data.dtype).copy_(data.t())
