@@ -36,11 +36,12 @@ Cells = list[tuple[Cell, list[Row]]]
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench/performance.py", description=(__doc__ or "").partition("\n\n")[0])
     for kind in KINDS:
-        parser.add_argument(f"--{kind}", type=Path, help=f"folder with {kind}.json")
+        many = "+" if kind == "peers" else None
+        parser.add_argument(f"--{kind}", type=Path, nargs=many, help=f"folder{'s' * bool(many)} with {kind}.json")
     given = parser.parse_args(argv)
     for kind in KINDS:
-        if getattr(given, kind) is not None:
-            keep(kind, getattr(given, kind) / f"{kind}.json", DATA)
+        if folders := getattr(given, kind):
+            keep(kind, [f / f"{kind}.json" for f in (folders if kind == "peers" else [folders])], DATA)
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(DATA)), encoding="utf-8")
     print(f"filled {PAGE.relative_to(ROOT)}")
     return 0
@@ -49,13 +50,23 @@ def main(argv: list[str]) -> int:
 # ------------------------------------------------------------------------------------------------ data
 
 
-def keep(kind: str, source: Path, folder: Path) -> None:
-    """Copies what the page needs. Raises FileError where a measurement is absent."""
-    if not source.is_file():
-        raise FileError("bench", str(source), "is absent", f"run the command that writes {kind}.json first")
-    found = json.loads(source.read_text(encoding="utf-8"))
+def keep(kind: str, sources: Sequence[Path], folder: Path) -> None:
+    """Copies what the page needs: of several runs the cells of all, and where the first was made.
+
+    Raises FileError where a measurement is absent.
+    """
+    runs = []
+    for source in sources:
+        if not source.is_file():
+            raise FileError("bench", str(source), "is absent", f"run the command that writes {kind}.json first")
+        runs.append(json.loads(source.read_text(encoding="utf-8")))
+    found = runs[0]
+    cells = [c for run in runs for c in run["figures"]["cells"]] if kind == "peers" else []
+    settings = dict.fromkeys(run["where"].get("measured", "") for run in runs)
+    if len(settings) > 1:
+        found["where"]["measured"] = "; or ".join(settings)
     parts = {
-        "peers": lambda: {"where": found["where"], "cells": [_cell(c) for c in found["figures"]["cells"]]},
+        "peers": lambda: {"where": found["where"], "cells": [_cell(c) for c in cells]},
         "paper": lambda: {"where": found["where"], "tables": found["tables"]},
         "gains": lambda: {"where": found["where"], "gains": found["figures"]["gains"]},
     }

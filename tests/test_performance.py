@@ -61,7 +61,7 @@ def measured(tmp_path: Path) -> Path:
     }
     for kind, content in found.items():
         (tmp_path / f"{kind}.json").write_text(json.dumps(content))
-        performance.keep(kind, tmp_path / f"{kind}.json", tmp_path / "data")
+        performance.keep(kind, [tmp_path / f"{kind}.json"], tmp_path / "data")
     return tmp_path / "data"
 
 
@@ -86,6 +86,15 @@ def test_blocks_say_what_was_measured_and_are_repeatable(tmp_path: Path) -> None
     assert "1.235" in found["paper"]
 
 
+def test_cells_of_several_runs_make_one_page(tmp_path: Path) -> None:
+    folder = measured(tmp_path)
+    once = performance.read("peers", folder)
+    performance.keep("peers", [tmp_path / "peers.json"] * 2, folder)
+    twice = performance.read("peers", folder)
+    assert once is not None
+    assert twice == {"where": once["where"], "cells": once["cells"] * 2}
+
+
 def test_losses_are_told(tmp_path: Path) -> None:
     lines = performance.blocks(measured(tmp_path))["losses"].splitlines()
     lost = [line for line in lines if "llama-3.2-1b" in line and STRONG[0] in line]
@@ -100,7 +109,7 @@ def test_without_measurements_the_page_says_so(tmp_path: Path) -> None:
     found = performance.blocks(tmp_path)
     assert set(found.values()) == {performance.NOT_YET, "No model is cut.\n"}
     with pytest.raises(FileError, match="peers"):
-        performance.keep("peers", tmp_path / "peers.json", tmp_path)
+        performance.keep("peers", [tmp_path / "peers.json"], tmp_path)
 
 
 @pytest.mark.slow
