@@ -22,13 +22,13 @@ from typing import Any
 
 from forge_eq import rules
 from forge_eq.errors import ForgeError
+from forge_eq.files import cache_home, keep_newest, replace_file
 from forge_eq.ir.check import check
 from forge_eq.ir.graph import Graph
 from forge_eq.ir.text import parse, text
 from forge_eq.options import Options
 from forge_eq.remarks import Remark
 from forge_eq.targets import load
-from forge_eq.verify.ledger import replace_file
 
 SWITCH = "FORGE_EQ_CACHE"  # environment: "0" leaves the cache alone
 FORMAT = 1
@@ -37,7 +37,7 @@ KEPT = 256  # entries; the ones that were used longest ago go first
 
 def directory() -> Path:
     """Where entries are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge_eq" / "programs"
+    return cache_home() / "programs"
 
 
 def key_of(captured: Graph, options: Options) -> str | None:
@@ -81,7 +81,7 @@ def keep(key: str, graph: Graph) -> Remark | None:
     entry = {"format": FORMAT, "key": key, "digest": _digest(body), "program": body}
     try:
         replace_file(directory() / f"{key}.json", json.dumps(entry))
-        _prune()
+        keep_newest(directory(), KEPT)
     except OSError as e:
         return Remark("missed", "cache", graph.name, f"nothing was kept: {e}")
     return None
@@ -101,12 +101,6 @@ def _touch(path: Path) -> None:
         os.utime(path)
     except OSError:
         return
-
-
-def _prune() -> None:
-    entries = sorted(directory().glob("*.json"), key=lambda p: (p.stat().st_mtime, p.name))
-    for old in entries[: max(0, len(entries) - KEPT)]:
-        old.unlink(missing_ok=True)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ against this order and on a part that is missing here. The package's ``__init__`
 from __future__ import annotations
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "layers", "options", "remarks"),
+    ("errors", "files", "layers", "options", "remarks"),
     ("ir", "ops"),
     ("targets",),
     ("capture",),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Annotated
 
 import typer
 
 from forge_eq.cli.screen import err, say
 from forge_eq.errors import FileError, OptionsError
+from forge_eq.files import replace_file
 from forge_eq.report import table
 
 TARGET = "openvino-cpu"  # the target whose kernels can be measured here
@@ -39,10 +39,7 @@ def calibrate(
             task = bar.add_task("processes", total=processes)
             found = run(threads, processes, lambda number: bar.update(task, completed=number))
         try:
-            where.parent.mkdir(parents=True, exist_ok=True)
-            beside = where.with_name(f".{where.name}.{os.getpid()}")
-            beside.write_text(json.dumps({"identity": host.identity(), "threads": threads, **found}), encoding="utf-8")
-            os.replace(beside, where)
+            replace_file(where, json.dumps({"identity": host.identity(), "threads": threads, **found}))
         except OSError as e:
             raise FileError("save", str(where), f"cannot be written: {e.strerror}", f"set {host.SWITCH}") from None
         err().print(f"wrote {where}")

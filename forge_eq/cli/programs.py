@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from forge_eq.cli.flags import split, with_options
 from forge_eq.cli.screen import Stages, err, say, width
 from forge_eq.errors import FileError, OptionsError
+from forge_eq.files import replace_file
 from forge_eq.options import Options
 from forge_eq.pipeline import STAGES, Job
 
@@ -281,12 +281,8 @@ def _target(out: str, suffix: str) -> Path | None:
 
 def _write(path: Path, text: str) -> None:
     """All or nothing: the file appears when it is complete."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        replace_file(path, text)
     except OSError as e:
         raise FileError("save", str(path), f"cannot be written: {e.strerror}", "write to another place") from None
-    finally:
-        beside.unlink(missing_ok=True)
     err().print(f"wrote {path}")

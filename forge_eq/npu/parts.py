@@ -11,6 +11,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from forge_eq.files import cache_home
+
 VERSION = "2026.4.1"
 WHEEL = f"openvino-{VERSION}-22982-cp311-cp311-win_amd64.whl"
 WHEEL_SHA256 = "bfddae6d6d3ad240157b946f180c33d0ddfaaae7487995d929a4e6b4bc12b283"
@@ -37,7 +39,7 @@ def folder() -> Path:
     given = os.environ.get("FORGE_EQ_NPU")
     if given:
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge_eq" / "npu"
+    return cache_home() / "npu"
 
 
 def sha256(path: Path) -> str:

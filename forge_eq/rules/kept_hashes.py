@@ -16,13 +16,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from forge_eq.files import cache_home, keep_newest, replace_file
+
 HOME = Path(__file__).parents[1]
 KEPT = 8  # files; one for each source that was used lately
 
 
 def directory() -> Path:
     """Where hashes are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge_eq" / "hashes"
+    return cache_home() / "hashes"
 
 
 def read() -> dict[str, str]:
@@ -38,14 +40,8 @@ def read() -> dict[str, str]:
 def write(hashes: Mapping[str, str]) -> None:
     """Keeps hashes for this source. Without a writable cache nothing is kept."""
     try:
-        directory().mkdir(parents=True, exist_ok=True)
-        path = directory() / f"{stamp()}.json"
-        beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(hashes), encoding="utf-8")
-        os.replace(beside, path)
-        kept = sorted(directory().glob("*.json"), key=lambda p: p.stat().st_mtime)
-        for old in kept[:-KEPT]:
-            old.unlink(missing_ok=True)
+        replace_file(directory() / f"{stamp()}.json", json.dumps(hashes))
+        keep_newest(directory(), KEPT)
     except OSError:
         return
 

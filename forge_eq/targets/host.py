@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_eq.files import cache_home
 from forge_eq.targets.kernels import FORMS, from_table
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def folder() -> Path | None:
         return None
     if given:
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge_eq"
+    return cache_home()
 
 
 def path(name: str) -> Path | None:

@@ -7,12 +7,12 @@ other: change a rule, a helper or an op it rests on, and the rule does not load 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from forge_eq.errors import FileError, RuleError
+from forge_eq.files import cache_home, replace_file
 from forge_eq.rules.dsl import Rule
 from forge_eq.verify.numeric import Counterexample
 
@@ -74,14 +74,6 @@ def write(evidence: Iterable[Evidence], path: Path = LEDGER) -> None:
     replace_file(path, HEADER + "".join(f"{e}\n" for e in kept))
 
 
-def replace_file(path: Path, text: str) -> None:
-    """All or nothing: a reader never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    os.replace(beside, path)
-
-
 @functools.cache
 def _shipped() -> dict[str, Evidence]:
     return read()
@@ -107,7 +99,7 @@ def check_loaded(rules: Iterable[Rule]) -> None:
 
 def cache_directory() -> Path:
     """Where evidence for users' rules is kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge_eq" / "rules"
+    return cache_home() / "rules"
 
 
 def cached(rule: Rule) -> Evidence | None:
