@@ -36,12 +36,12 @@ Cells = list[tuple[Cell, list[Row]]]
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench/performance.py", description=(__doc__ or "").partition("\n\n")[0])
     for kind in KINDS:
-        many = "+" if kind == "peers" else None
-        parser.add_argument(f"--{kind}", type=Path, nargs=many, help=f"folder{'s' * bool(many)} with {kind}.json")
+        count = "+" if kind == "peers" else 1
+        parser.add_argument(f"--{kind}", type=Path, nargs=count, help=f"where {kind}.json is")
     given = parser.parse_args(argv)
     for kind in KINDS:
         if folders := getattr(given, kind):
-            keep(kind, [f / f"{kind}.json" for f in (folders if kind == "peers" else [folders])], DATA)
+            keep(kind, [f / f"{kind}.json" for f in folders], DATA)
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(DATA)), encoding="utf-8")
     print(f"filled {PAGE.relative_to(ROOT)}")
     return 0

@@ -105,11 +105,13 @@ class Vocabulary:
 
     def add(self, rule: CompiledRule) -> bool:
         """Adds what a rule makes; says whether any of it is new."""
-        before = len(self.ops), sum(map(len, self.values.values()))
+        grown = not rule.made <= self.ops
         self.ops |= rule.made
         for slot, source in rule.given:
-            self.values[slot] |= {source} if isinstance(source, int) else self.values[source]
-        return before != (len(self.ops), sum(map(len, self.values.values())))
+            more = {source} if isinstance(source, int) else self.values[source]
+            grown |= not more <= self.values[slot]
+            self.values[slot] |= more
+        return grown
 
 
 @dataclass(frozen=True)

@@ -164,14 +164,14 @@ class Engine:
         """Loads a program, saturates it and reads it back."""
         with self.lock:
             self.forget()
-            present = {(n.op, len(n.inputs)) for n in graph.nodes}
-            self.declare(sorted(present, key=lambda c: (c[0].name, c[1])))
+            present = Vocabulary(graph.nodes)
+            self.declare(sorted(present.ops, key=lambda c: (c[0].name, c[1])))
             part = self.demand.in_part(graph)
             marks = [time.process_time()]
             self.full = True
             self._load(graph, part)
             marks.append(time.process_time())
-            saturation = self._saturate(limits, Vocabulary(graph.nodes), len(graph.nodes), bool(part))
+            saturation = self._saturate(limits, present, len(graph.nodes), bool(part))
             marks.append(time.process_time())
             view = read_view(graph, saturation, self.egraph, self.declared, self.rules)
             marks.append(time.process_time())

@@ -83,7 +83,7 @@ class _ModelWriter:
             result.set_friendly_name(f"return v{out}")
             results.append(result)
         model = self.g.ov.Model(results, list(self.parameters.values()), name)
-        return Built(model, tuple(self.parameters), tuple(outputs), tuple(self.g.kept))
+        return Built(model, tuple(self.parameters), tuple(outputs), tuple(self.g.kept.values()))
 
     # ------------------------------------------------------------------------------------------ values
 

@@ -100,8 +100,7 @@ class NodeBuilder:
         self.threads = threads
         self.ov = load_openvino()
         self.opset = self.ov.opset16
-        self.kept: list[torch.Tensor] = []
-        self._held: dict[str, torch.Tensor] = {}  # name of a constant's node -> its memory
+        self.kept: dict[str, torch.Tensor] = {}  # name of a constant's node -> its memory
         self._scope = ""
         self._made: list[Any] = []
         self.ways: dict[int, bool] = {}  # address of a square weight -> whether it is read transposed
@@ -182,14 +181,13 @@ class NodeBuilder:
         small = value.numel() * value.element_size() < _SMALL and value.dtype is not torch.bfloat16
         if small:
             return self._named(self.opset.constant(value.numpy()))
-        self.kept.append(value)
         made = self._named(self.opset.constant(shared_tensor(value), shared_memory=True))
-        self._held[made.get_name()] = value
+        self.kept[made.get_name()] = value
         return made
 
     def shaped(self, x: Any, shape: Sequence[int]) -> Any:
         """As :meth:`reshaped`; a constant is one of that shape, over the same memory, and no node reshapes it."""
-        value = self._held.get(x.get_name()) if hasattr(x, "get_name") else None
+        value = self.kept.get(x.get_name()) if hasattr(x, "get_name") else None
         return self.reshaped(x, shape) if value is None else self.constant(value.reshape(*shape))
 
     # ------------------------------------------------------------------------------------------ elementwise
