@@ -25,7 +25,7 @@ TOLERANCES = {  # dtype -> (relative to the element, absolute where the largest 
     torch.complex128: (1e-7, 1e-7),
 }
 RMSE_FACTOR, RMSE_FACTOR_OF_FEW = 2.0, 3.0
-BLOCK = 32_000  # elements compared at a time: they stay in the cache, and torch shares no work of so few between threads
+BLOCK = 32_000  # elements compared at a time: they stay in the cache, and torch shares no so small work among threads
 FEW = 1000  # elements: of fewer, the ratio of two errors says little
 Oracle = Callable[[], Sequence[Any] | None]  # the outputs in float64, or None when nobody can compute them
 
@@ -167,7 +167,7 @@ class _Errors:
     largest: float = 0.0
 
     def add(self, g: torch.Tensor, w: torch.Tensor, truth: torch.Tensor) -> None:
-        # What both have exactly, as the rows of a cache that a step leaves alone, must not dilute the error of the rest.
+        # What both have exactly, as rows of a cache that a step leaves alone, must not dilute the error of the rest.
         judged = w.isfinite() & truth.isfinite() & ((w != truth) | (g != truth))
         if not judged.all():
             g, w, truth = g[judged], w[judged], truth[judged]
