@@ -128,7 +128,7 @@ def _finite(g: torch.Tensor, w: torch.Tensor) -> tuple[float, bool] | None:
 
 def _blocks(*values: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """The same elements of each, a few at a time: copies of all of them in float64 would not stay in the caches."""
-    flat = [v.reshape(-1) for v in values]
+    flat = [v.detach().reshape(-1) for v in values]
     return (tuple(v[k : k + BLOCK] for v in flat) for k in range(0, flat[0].numel(), BLOCK))
 
 
