@@ -25,9 +25,10 @@ from case_pipeline import SECTIONS, with_data
 from case_runner import read_cases
 from forge_eq.api import make_options
 from forge_eq.egraph import engine
-from forge_eq.egraph.compile_rules import CompiledRule, Vocabulary
+from forge_eq.egraph.compile_rules import CompiledRule
 from forge_eq.egraph.engine import Engine
 from forge_eq.egraph.text import text as view_text
+from forge_eq.egraph.vocabulary import Vocabulary
 from forge_eq.extract.cost import FusionGain
 from forge_eq.extract.program import choose
 from forge_eq.ir.evaluate import evaluate
