@@ -265,8 +265,8 @@ class Engine:
                     break
             if stop == "saturated":
                 # When the rules have no more to do with the answers at hand: it costs as much as firing.
-                self._run(f"(run ask_{which})")
-                if not self._answer() and not busy:
+                asked = self._run(f"(run ask_{which})").updated
+                if not (asked and self._answer()) and not busy:
                     break
         fired = {r.rule.id for r in self.rules}
         return Saturation(
@@ -307,9 +307,10 @@ _ENGINES: dict[str, Engine] = {}
 
 def engine(rules: RuleSet) -> Engine:
     """The engine of a rule set, made once per process."""
-    if rules.hash not in _ENGINES:
-        _ENGINES[rules.hash] = Engine(rules)
-    return _ENGINES[rules.hash]
+    known = rules.hash
+    if known not in _ENGINES:
+        _ENGINES[known] = Engine(rules)
+    return _ENGINES[known]
 
 
 def saturate(graph: Graph, rules: RuleSet, limits: Limits | None = None) -> EGraphView:

@@ -19,7 +19,7 @@ from forge_eq.extract.cost import FOLD_PER_BYTE, LEAF, FusionGain, foldable, lea
 from forge_eq.extract.default import Default
 from forge_eq.extract.problem import ENode as Choice
 from forge_eq.extract.problem import Problem
-from forge_eq.ir.graph import Builder, Graph, Origin
+from forge_eq.ir.graph import NOWHERE, Builder, Graph, Origin
 from forge_eq.ir.types import Type
 from forge_eq.options import Limits
 from forge_eq.targets.price import nbytes
@@ -165,7 +165,8 @@ def _rebuild(view: EGraphView, graph: Graph, picked: Mapping[int, ENode]) -> Gra
         _, c = heapq.heappop(ready)
         pick = picked.get(c) or leaf_of(view.classes[c])
         assert pick is not None
-        made = replace(origin.get(c, Origin()), rule=pick.rule)
+        captured = origin.get(c, NOWHERE)
+        made = captured if captured.rule == pick.rule else replace(captured, rule=pick.rule)
         ids[c] = builder.add(pick.op, tuple(ids[i] for i in pick.children), pick.attrs, view.classes[c].type, made)
         for reader in readers.get(c, ()):
             after[reader].discard(c)
