@@ -81,7 +81,7 @@ class CompiledRule:
     """A rule with its egglog text and its answer to questions."""
 
     def __init__(self, rule: Rule, index: int) -> None:
-        self.rule, self.index = rule, index
+        self.rule, self.index, self.id = rule, index, rule.id
         self.wants_part = any(g.name == "in_part" for g in rule.guards)
 
     @cached_property
@@ -118,17 +118,17 @@ class CompiledRule:
     def computed(self) -> list[Computed]:
         return self._right[1]
 
-    @property
+    @cached_property
     def key_size(self) -> int:
         return len(self.tensors) + len(self.attrs)
 
-    @property
+    @cached_property
     def answer_size(self) -> int:
         return len(self.computed) + len(self.created)
 
     # ------------------------------------------------------------------------------------------ text
 
-    @property
+    @cached_property
     def tables(self) -> tuple[str, str]:
         """Names of the question and answer relations, shared by rules of the same sizes."""
         return f"want_{self.key_size}", f"answer_{self.key_size}_{self.answer_size}"
@@ -180,7 +180,7 @@ class CompiledRule:
     def ask(self) -> str:
         """The ask rule, in a ruleset of its own."""
         (facts, key, _), number = self._left, self.index
-        rule = f'(rule ({facts}) (({self.tables[0]} {key})) :ruleset ask_{number} :name "ask {self.rule.id}")'
+        rule = f'(rule ({facts}) (({self.tables[0]} {key})) :ruleset ask_{number} :name "ask {self.id}")'
         return f"(ruleset ask_{number})\n{rule}"
 
     def fire(self) -> str:
@@ -188,7 +188,7 @@ class CompiledRule:
         (facts, key, roots), number = self._left, self.index
         outs = " ".join(f"r{i}" for i in range(self.answer_size))
         met = f"{facts} ({self.tables[1]} {key} {outs})"
-        rule = f'(rule ({met}) ({self._actions(roots)}) :ruleset fire_{number} :name "{self.rule.id}")'
+        rule = f'(rule ({met}) ({self._actions(roots)}) :ruleset fire_{number} :name "{self.id}")'
         return f"(ruleset fire_{number})\n{rule}"
 
     def _graph_guards(self, body: _Body) -> list[str]:

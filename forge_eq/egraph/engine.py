@@ -175,12 +175,13 @@ class Engine:
         """Loads a program, saturates it and reads it back."""
         with self.lock:
             self.forget()
-            present = Vocabulary(graph.nodes)
+            attrs = [tuple(map(INTERNER.id, n.attrs)) for n in graph.nodes]
+            present = Vocabulary(graph.nodes, attrs)
             self.declare(sorted(present.ops, key=lambda c: (c[0].name, c[1])))
             part = self.demand.in_part(graph)
             marks = [time.process_time()]
             self.full = True
-            self._load(graph, part)
+            self._load(graph, attrs, part)
             marks.append(time.process_time())
             usable = Usable((r for r in self.rules if part or not r.wants_part), present)
             saturation = self._saturate(limits, usable, len(graph.nodes), bool(part))
@@ -202,7 +203,7 @@ class Engine:
         fire = tuple(i for i in ask if i in self.firing)
         if (ask, fire) not in self.schedules:
             for i in ask:
-                self._declare_asking(self.rules[i - 1])
+                self._declare_asking(usable.found[i])
             self.schedules[ask, fire] = name = f"all_{len(self.schedules)}"
             cuts = [i for i in fire if self.rules[i - 1].wants_part]
             for kind, which in (("ask", ask), ("fire", [i for i in fire if i not in cuts]), ("cut", cuts)):
@@ -211,13 +212,12 @@ class Engine:
                 self.pending.append(f"(unstable-combined-ruleset {kind}_{name} {rulesets})")
         return self.schedules[ask, fire]
 
-    def _load(self, graph: Graph, part: set[int]) -> None:
+    def _load(self, graph: Graph, attrs: Iterable[tuple[int, ...]], part: set[int]) -> None:
         known = constant_nodes(graph)
         tables: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        numbers = {name: i + 1 for i, name in enumerate(self.declared)}
-        for node in graph.nodes:
-            number = numbers[constructor(node.op, len(node.inputs))]
-            row = (number, node.id, *node.inputs, *map(INTERNER.id, node.attrs))
+        numbers = {declared: i + 1 for i, declared in enumerate(self.declared.values())}
+        for node, ids in zip(graph.nodes, attrs, strict=True):
+            row = (numbers[node.op, len(node.inputs)], node.id, *node.inputs, *ids)
             tables[self.tables[len(row)]].append(row)
             tables["l_type"].append((node.id, INTERNER.id(node.type)))
             if node.id in known:
@@ -242,7 +242,7 @@ class Engine:
         while stop == "saturated":
             rounds += 1
             which = self._schedule(usable)
-            makes = {r.rule.id: len(r.created) for i, r in usable.found.items() if i in self.firing}
+            makes = {r.id: len(r.created) for i, r in usable.found.items() if i in self.firing}
             # A cut moves by one node a round, so these few rules have rounds of their own.
             cuts = f'(saturate (run cut_{which} :until (<= {limits.nodes} (get-size! "typed"))))' if cut else ""
             step = f"(seq (saturate (run facts)) (run fire_{which}) {cuts})"
@@ -268,7 +268,7 @@ class Engine:
                 asked = self._run(f"(run ask_{which})").updated
                 if not (asked and self._answer()) and not busy:
                     break
-        fired = {r.rule.id for r in self.rules}
+        fired = {r.id for r in self.rules}
         return Saturation(
             stop,
             rounds,

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from forge_eq.egraph.compile_rules import ANY, CompiledRule, Slot
-from forge_eq.egraph.intern import INTERNER
 from forge_eq.ir.graph import Node
 from forge_eq.ops.spec import Op
 
@@ -22,13 +21,14 @@ class Vocabulary:
     A rule needs its left side's words to be in it. Classes do not matter, so it holds whatever has been united.
     """
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self.ops: set[tuple[Op, int]] = set()
+    def __init__(self, nodes: Iterable[Node], attrs: Iterable[tuple[int, ...]]) -> None:
+        """``attrs`` are the ids of each node's attributes."""
+        words = dict.fromkeys((n.op, len(n.inputs), a) for n, a in zip(nodes, attrs, strict=True))
+        self.ops: set[tuple[Op, int]] = {(op, arity) for op, arity, _ in words}
         self.values: defaultdict[Slot, set[int]] = defaultdict(set)
-        for node in nodes:
-            self.ops.add((node.op, len(node.inputs)))
-            for place, attr in enumerate(node.attrs):
-                self.values[node.op, len(node.inputs), place].add(INTERNER.id(attr))
+        for op, arity, ids in words:
+            for place, attr in enumerate(ids):
+                self.values[op, arity, place].add(attr)
 
     def has(self, rule: CompiledRule) -> bool:
         """Whether the left side's words are there."""

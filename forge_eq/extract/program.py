@@ -48,15 +48,18 @@ def problem_of(view: EGraphView, graph: Graph, cost: FusionGain, limits: Limits)
         elif foldable(cls, limits.fold_bytes):
             classes.append((Choice("folded", (), LEAF + FOLD_PER_BYTE * nbytes(cls.type), "", None),))
         else:
-            classes.append(tuple(_alternative(n, view, cls.type, cost, leaves) for n in cls.nodes))
+            choice = len(cls.nodes) > 1
+            classes.append(tuple([_alternative(n, view, cls.type, cost, leaves, choice) for n in cls.nodes]))
     roots = dict.fromkeys(view.class_of[i] for i in (*graph.outputs, *graph.effects))
     return Problem(tuple(classes), tuple(roots))
 
 
-def _alternative(node: ENode, view: EGraphView, out: Type, cost: FusionGain, leaves: Sequence[ENode | None]) -> Choice:
-    children = tuple(c for c in node.children if leaves[c] is None)
+def _alternative(
+    node: ENode, view: EGraphView, out: Type, cost: FusionGain, leaves: Sequence[ENode | None], choice: bool
+) -> Choice:
+    children = tuple([c for c in node.children if leaves[c] is None])
     # The key tells alternatives of equal cost apart by structure: captured ones first, then by what they read.
-    key = (bool(node.rule), node.op.name, repr(node.attrs), node.children)
+    key = (bool(node.rule), node.op.name, repr(node.attrs), node.children) if choice else ""
     return Choice(node.op.name, children, cost.node(node, view.classes, out), key, node)
 
 
