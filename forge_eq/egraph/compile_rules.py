@@ -23,6 +23,29 @@ from forge_eq.ir.types import Type
 from forge_eq.ops.spec import App, AttrVar, Computed, Op, Var
 from forge_eq.rules.dsl import Rule
 
+# What every engine has before any op or rule.
+PREAMBLE = """
+(sort T)
+(constructor N (i64) T :unextractable)
+(function ty (T) i64 :merge old)
+(relation typed (T i64))
+(relation is_constant (T))
+(relation weight (T i64))
+(relation in_part (T))
+(relation l_type (i64 i64))
+(relation l_constant (i64))
+(relation l_weight (i64 i64))
+(relation l_in_part (i64))
+(ruleset load)
+(ruleset facts)
+(ruleset clear)
+(rule ((l_type e t)) ((set (ty (N e)) t) (typed (N e) t)) :ruleset load :name "load types")
+(rule ((l_constant e)) ((is_constant (N e))) :ruleset load :name "load constants")
+(rule ((l_in_part e)) ((in_part (N e))) :ruleset load :name "load what is read in part")
+(rule ((l_weight e i)) ((weight (N e) i)) :ruleset load :name "load weights")
+"""
+LOADED = {"l_type": 2, "l_constant": 1, "l_weight": 2, "l_in_part": 1}  # tables that programs are loaded from: columns
+
 
 def constructor(op: Op, arity: int) -> str:
     """The egglog constructor of an op at one number of operands."""

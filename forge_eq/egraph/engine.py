@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from forge_eq.egraph.compile_rules import CompiledRule, constructor
+from forge_eq.egraph.compile_rules import LOADED, PREAMBLE, CompiledRule, constructor
 from forge_eq.egraph.demand import Demand
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.egraph.native import bindings
@@ -36,28 +36,6 @@ from forge_eq.rules.dsl import RuleSet
 
 PATIENCE = 10  # steps after which questions are asked though rules still fire: an answer may be what makes them end
 SHM = Path("/dev/shm")  # tables are written for the engine to read: keep them in memory where that exists
-
-PREAMBLE = """
-(sort T)
-(constructor N (i64) T :unextractable)
-(function ty (T) i64 :merge old)
-(relation typed (T i64))
-(relation is_constant (T))
-(relation weight (T i64))
-(relation in_part (T))
-(relation l_type (i64 i64))
-(relation l_constant (i64))
-(relation l_weight (i64 i64))
-(relation l_in_part (i64))
-(ruleset load)
-(ruleset facts)
-(ruleset clear)
-(rule ((l_type e t)) ((set (ty (N e)) t) (typed (N e) t)) :ruleset load :name "load types")
-(rule ((l_constant e)) ((is_constant (N e))) :ruleset load :name "load constants")
-(rule ((l_in_part e)) ((in_part (N e))) :ruleset load :name "load what is read in part")
-(rule ((l_weight e i)) ((weight (N e) i)) :ruleset load :name "load weights")
-"""
-LOADED = {"l_type": 2, "l_constant": 1, "l_weight": 2, "l_in_part": 1}  # tables that programs are loaded from: columns
 
 
 class Engine:
@@ -91,9 +69,8 @@ class Engine:
         Through a file, which the engine reads itself: turning commands into Python objects and back takes as long as
         declaring them.
         """
-        self.pending.append(f"(run-schedule {schedule})")
         path = self.folder / "commands.egg"
-        path.write_text("\n".join(self.pending), encoding="utf-8")
+        path.write_text("\n".join([*self.pending, f"(run-schedule {schedule})"]), encoding="utf-8")
         self.pending.clear()
         made: Any = self.egraph.run_program(bindings.Include(bindings.PanicSpan(), str(path)))
         return made[0].report
