@@ -58,6 +58,7 @@ class FusionGain:
     def __init__(self, target: Target, alpha: float = 1.0, captured: frozenset[Op] = frozenset()) -> None:
         self.target, self.alpha, self.captured = target, alpha, captured
         self._times: dict[Any, float] = {}
+        self._nodes: dict[Any, tuple[float, Any]] = {}  # types by identity; kept, so that none takes another's
         self._parts: dict[Any, float | None] = {}
 
     @classmethod
@@ -105,8 +106,14 @@ class FusionGain:
 
     def node(self, node: ENode, classes: Sequence[EClass], out: Type) -> float:
         """The cost of an e-node."""
-        types = [classes[c].type for c in node.children]
-        own = self.time(node.op, types, node.attrs, out) + self.waiting(node, classes)
+        types, waiting = [classes[c].type for c in node.children], self.waiting(node, classes)
+        key = (node.op, repr(node.attrs), *map(id, types), id(out), bool(node.rule), waiting)
+        if key not in self._nodes:
+            self._nodes[key] = self._node(node, types, out, waiting), (types, out)
+        return self._nodes[key][0]
+
+    def _node(self, node: ENode, types: Sequence[Type], out: Type, waiting: float) -> float:
+        own = self.time(node.op, types, node.attrs, out) + waiting
         # An op that the program was captured with is no fusion, whoever made this node of it.
         fusion = bool(node.rule) and node.op not in self.captured
         parts = self.parts(node.op, types, node.attrs, out) if fusion else None
