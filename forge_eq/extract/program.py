@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from forge_eq.egraph.view import EGraphView, ENode
 from forge_eq.errors import ExtractError
 from forge_eq.extract.base import Budget, Extraction, Extractor, check
-from forge_eq.extract.cost import FOLD_PER_BYTE, LEAF, FusionGain, foldable, leaf_of
+from forge_eq.extract.cost import LEAF, FusionGain, foldable, leaf_of
 from forge_eq.extract.default import Default
 from forge_eq.extract.problem import ENode as Choice
 from forge_eq.extract.problem import Problem
 from forge_eq.ir.graph import NOWHERE, Builder, Graph, Origin
 from forge_eq.ir.types import Type
 from forge_eq.options import Limits
-from forge_eq.targets.price import nbytes
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def problem_of(view: EGraphView, graph: Graph, cost: FusionGain, limits: Limits)
         if leaf is not None:
             classes.append((Choice(leaf.op.name, (), LEAF, "", leaf),))
         elif foldable(cls, limits.fold_bytes):
-            classes.append((Choice("folded", (), LEAF + FOLD_PER_BYTE * nbytes(cls.type), "", None),))
+            classes.append((Choice("folded", (), cost.folded(cls.type), "", None),))
         else:
             choice = len(cls.nodes) > 1
             classes.append(tuple([_alternative(n, view, cls.type, cost, leaves, choice) for n in cls.nodes]))
