@@ -31,7 +31,7 @@ LEAF = 1e-3  # microseconds: positive, and never what a choice turns on
 VIEW = 5e-2  # a view moves nothing, yet fewer views are better
 TIE = 1e-6  # share of the parts' time by which a fusion costs more where it gains nothing, so that alpha = 0 fuses none
 FOLD_PER_BYTE = 1e-7  # microseconds per byte that a folded constant adds to the program
-COPY = 0.1  # the same where a target's times are measured: a share of reading the constant once
+COPY = 0.1  # the same of a copy where a target's times are measured: a share of reading it once
 SYMBOLIC = 128  # the size that a symbolic dimension is priced at
 
 
@@ -98,13 +98,15 @@ class FusionGain:
         parts = None if node.op in self.captured else self.parts(node.op, types, node.attrs, node.type)
         return self.time(node.op, types, node.attrs, node.type) if parts is None else parts
 
-    def folded(self, type: Type) -> float:
-        """What a constant costs that is evaluated once and kept: memory for the program's life, and time in the build.
+    def folded(self, cls: EClass) -> float:
+        """What a constant costs that is evaluated once and kept.
 
-        Of two programs whose times differ by less than measuring them does, the one that copies no weight is better.
+        One that only joins or moves others is a copy: memory for the program's life, and time in the build. Of two
+        programs whose times differ by less than measuring them does, the one that copies no weight is better.
         """
-        rate = COPY / (self.target.bandwidth_gbps * 1e3) if self.target.kernels else FOLD_PER_BYTE
-        return LEAF + rate * nbytes(type)
+        copied = self.target.kernels and all(n.op.cost.cost_class == "movement" for n in cls.nodes)
+        rate = COPY / (self.target.bandwidth_gbps * 1e3) if copied else FOLD_PER_BYTE
+        return LEAF + rate * nbytes(cls.type)
 
     def waiting(self, node: ENode, classes: Sequence[EClass]) -> float:
         """Microseconds to the host and back, where a kernel reads what the host must first have written in place."""
@@ -146,8 +148,8 @@ class UserCost(FusionGain):
         super().__init__(target)
         self.price = price
 
-    def folded(self, type: Type) -> float:
-        return LEAF + FOLD_PER_BYTE * nbytes(type)  # whatever unit the user's price is in
+    def folded(self, cls: EClass) -> float:
+        return LEAF + FOLD_PER_BYTE * nbytes(cls.type)  # whatever unit the user's price is in
 
     def time(self, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float:
         if op.leaf or (types and isinstance(types[0], TupleType)):

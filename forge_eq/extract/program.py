@@ -45,7 +45,7 @@ def problem_of(view: EGraphView, graph: Graph, cost: FusionGain, limits: Limits)
         if leaf is not None:
             classes.append((Choice(leaf.op.name, (), LEAF, "", leaf),))
         elif foldable(cls, limits.fold_bytes):
-            classes.append((Choice("folded", (), cost.folded(cls.type), "", None),))
+            classes.append((Choice("folded", (), cost.folded(cls), "", None),))
         else:
             choice = len(cls.nodes) > 1
             classes.append(tuple([_alternative(n, view, cls.type, cost, leaves, choice) for n in cls.nodes]))
