@@ -28,7 +28,6 @@ from forge_eq.npu import parts
 from forge_eq.npu.compiler import SIMULATED, Answer, Compiled, Compiler
 from forge_eq.npu.diagnose import diagnose
 from forge_eq.npu.trace import Simulation
-from forge_eq.targets import Target
 from npu_step import PAST, Step
 from sheet import Sheet, arguments, finish, tell, where
 
@@ -168,7 +167,7 @@ def measure(case: Case, compiler: Compiler, names: set[str] | None = None) -> di
     from forge_eq.capture import capture
     from forge_eq.npu.check import check
     from forge_eq.npu.precision import Int8Builder
-    from forge_eq.npu.search import forms, search
+    from forge_eq.npu.search import search
     from forge_eq.options import Options
     from forge_eq.pipeline import Job
     from forge_eq.pipeline import run as stages
@@ -188,24 +187,9 @@ def measure(case: Case, compiler: Compiler, names: set[str] | None = None) -> di
     if case.family == INT8 and case.layers:
         coded = check(best.plan.program, target, compiler, case.platform, builder=Int8Builder)
         found["ours host, int8 weights"] = total(coded)
-    chosen = dict(forms(target))[best.form]
-    found["ours"] = looking_up(graph, chosen, compiler, case.platform)
+    there = search(graph, target, compiler, case.platform, lambda form: tell(f"  {form}, lookup on the NPU"), names, True)
+    found["ours"] = {**total(there.report), "form": there.form, "forms": there.times}
     return found
-
-
-def looking_up(graph: Any, target: Target, compiler: Compiler, platform: str) -> dict[str, Any]:
-    """With lookups on the NPU: the faster of integers only in these, and of all integers there as well."""
-    from forge_eq.npu.check import check
-    from forge_eq.npu.search import planned
-
-    npu, found, seen = target.devices[0], list[dict[str, Any]](), set[Any]()
-    for more in ({"operand_dtypes": (*npu.operand_dtypes, "i64")}, {"dtypes": (*npu.dtypes, "i64")}):
-        variant = replace(target, devices=(replace(npu, gathers=True, **more), *target.devices[1:]))
-        program = planned(graph, variant).program
-        if program.instrs not in seen:
-            seen.add(program.instrs)
-            found.append(total(check(program, variant, compiler, platform)))
-    return min(found, key=lambda f: f.get("total", float("inf")))
 
 
 def returning(model: Any) -> Any:

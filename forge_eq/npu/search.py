@@ -1,11 +1,13 @@
 """The forms of a program that the NPU compiler may schedule better, tried one after the other.
 
 Takes a chosen graph and its target. Gives the report of the fastest form and what the others take. Promises: the forms
-are equal programs (``lower.blocks``); the compiler's simulated time decides, so the result is no slower than any form.
+are equal programs (``lower.blocks``, ``lower.left``); the compiler's simulated time decides, so the result is no slower
+than any form.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
@@ -16,6 +18,8 @@ from forge_eq.npu.check import Report, check
 from forge_eq.npu.compiler import Compiler
 from forge_eq.schedule.plan import Schedule, schedule
 from forge_eq.targets import Blocks, Target
+
+WHOLE = 1 << 30  # no product has as many features
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,22 @@ class Found:
 
 
 def forms(target: Target) -> Iterator[tuple[str, Target]]:
-    """The target's own form first; then products whole, inner ones in two parts, all in four, and all weights on the
-    left in halves."""
+    """The target's own form first; then products whole, inner ones in two parts, all in four, all weights on the left
+    in halves, and all of them there whole. A step of one token has the same forms."""
     yield "target", target
     yield "whole", replace(target, blocks=None)
-    yield "inner 2", replace(target, blocks=Blocks(2048, 16, 2, outer=False, left="returned"))
-    yield "inner 4", replace(target, blocks=Blocks(2048, 16, 4, outer=True, left="returned"))
+    yield "inner 2", replace(target, blocks=Blocks(2048, 1, 2, outer=False, left="returned"))
+    yield "inner 4", replace(target, blocks=Blocks(2048, 1, 4, outer=True, left="returned"))
     yield "left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all"))
+    yield "left", replace(target, blocks=Blocks(WHOLE, 16, 1, outer=False, left="all"))
+
+
+def with_lookups(target: Target) -> tuple[Target, Target]:
+    """The target with lookups of words on the NPU: of integers only these, and all work on integers as well."""
+    npu, *others = target.devices
+    kinds = ({"operand_dtypes": (*npu.operand_dtypes, "i64")}, {"dtypes": (*npu.dtypes, "i64")})
+    first, second = (replace(target, devices=(replace(npu, gathers=True, **k), *others)) for k in kinds)
+    return first, second
 
 
 def planned(graph: Graph, target: Target) -> Schedule:
@@ -50,15 +63,19 @@ def search(
     platform: str = "4000",
     on_form: Callable[[str], None] | None = None,
     names: Collection[str] | None = None,
+    lookups: bool = False,
 ) -> Found:
     """Compiles every form that differs from those before it; with ``names`` only those.
+
+    With ``lookups`` words are looked up on the NPU, and each form is tried in both ways of :func:`with_lookups`.
 
     Raises: as :func:`forge_eq.npu.check.check`.
     """
     best: Found | None = None
     times: dict[str, float] = {}
     seen: set[object] = set()
-    for name, variant in forms(target):
+    bases = with_lookups(target) if lookups else (target,)
+    for name, variant in (found for base in bases for found in forms(base)):
         if names is not None and name not in names:
             continue
         plan = planned(graph, variant)
@@ -68,8 +85,9 @@ def search(
         if on_form is not None:
             on_form(name)
         report = check(plan.program, variant, compiler, platform)
-        times[name] = report.total if report.accepted else float("inf")
-        if best is None or times[name] < times[best.form]:
+        taken = report.total if report.accepted else math.inf
+        if best is None or taken < min(times.values()):
             best = Found(report, plan, name, times)
+        times[name] = min(taken, times.get(name, math.inf))
     assert best is not None
     return best
