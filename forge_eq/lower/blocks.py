@@ -173,7 +173,8 @@ class _Blocks:
         x = self.graph.nodes[node.inputs[0]]
         parts = tuple(self.part(x.id, start, stop) for start, stop in self.bounds(x))
         whole = self.builder.add(concat, parts, (tensor_type(x).rank - 1,), None, x.origin)
-        return self.builder.add(node.op, (whole, *(self.ids[i] for i in node.inputs[1:])), node.attrs, None, node.origin)
+        others = (self.ids[i] for i in node.inputs[1:])
+        return self.builder.add(node.op, (whole, *others), node.attrs, None, node.origin)
 
     def bounds(self, x: Node) -> Iterator[tuple[int, int]]:
         """Where the parts of a value's last axis start and stop."""

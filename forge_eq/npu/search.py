@@ -33,12 +33,13 @@ class Found:
 
 
 def forms(target: Target) -> Iterator[tuple[str, Target]]:
-    """The target's own form first; then products whole, inner ones in two parts, all in four, all weights on the left
-    in halves, and all of them there whole. A step of one token has the same forms."""
+    """The target's own form first; then products whole, inner ones in two parts, all in four, what they read in two and
+    joined, all weights on the left in halves, and all of them there whole."""
     yield "target", target
     yield "whole", replace(target, blocks=None)
     yield "inner 2", replace(target, blocks=Blocks(2048, 1, 2, outer=False, left="returned"))
     yield "inner 4", replace(target, blocks=Blocks(2048, 1, 4, outer=True, left="returned"))
+    yield "joined 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="wide", joined=True))
     yield "left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all"))
     yield "left", replace(target, blocks=Blocks(WHOLE, 16, 1, outer=False, left="all"))
 
