@@ -47,9 +47,9 @@ def forms(target: Target) -> Iterator[tuple[str, Target]]:
 def with_lookups(target: Target) -> tuple[Target, Target]:
     """The target with lookups of words on the NPU: of integers only these, and all work on integers as well."""
     npu, *others = target.devices
-    kinds = ({"operand_dtypes": (*npu.operand_dtypes, "i64")}, {"dtypes": (*npu.dtypes, "i64")})
-    first, second = (replace(target, devices=(replace(npu, gathers=True, **k), *others)) for k in kinds)
-    return first, second
+    reading = replace(npu, gathers=True, operand_dtypes=(*npu.operand_dtypes, "i64"))
+    working = replace(npu, gathers=True, dtypes=(*npu.dtypes, "i64"))
+    return replace(target, devices=(reading, *others)), replace(target, devices=(working, *others))
 
 
 def planned(graph: Graph, target: Target) -> Schedule:
