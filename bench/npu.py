@@ -131,10 +131,10 @@ class InTime(Compiler):
 def tried(case: Case) -> set[str] | None:
     """The forms to try: all (None); a few of large families and whole models, whose compiles take minutes."""
     if not case.layers:
-        return {"target", "joined 2"}
+        return {"target", "scaled"}
     if case.family not in LARGE:
         return None
-    return {"target", "inner 2", "inner 4"} if case.step else {"target", "whole", "joined 2", "left"}
+    return {"target", "inner 2", "inner 4"} if case.step else {"target", "whole", "left"}
 
 
 def read(store: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from forge_eq.ir.graph import Builder, Graph, Node, tensor_type
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.left import widens
+from forge_eq.lower.scaled import with_scaled_queries
 from forge_eq.ops.composite import linear_act, linear_bias_act
 from forge_eq.ops.elementwise import add
 from forge_eq.ops.leaves import constant
@@ -28,7 +29,8 @@ BIASED = (linear_bias, linear_bias_act)
 
 def in_blocks(graph: Graph, blocks: Blocks) -> Graph:
     """The graph with the products that ``blocks`` names done in parts."""
-    return _Blocks(graph, blocks).run()
+    made = _Blocks(graph, blocks).run()
+    return with_scaled_queries(made) if blocks.scaled else made
 
 
 class _Blocks:

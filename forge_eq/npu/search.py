@@ -1,8 +1,8 @@
 """The forms of a program that the NPU compiler may schedule better, tried one after the other.
 
 Takes a chosen graph and its target. Gives the report of the fastest form and what the others take. Promises: the forms
-are equal programs (``lower.blocks``, ``lower.left``); the compiler's simulated time decides, so the result is no slower
-than any form.
+are equal programs (``lower.blocks``, ``lower.left``, ``lower.scaled``); the compiler's simulated time decides, so the
+result is no slower than any form.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ class Found:
 
 
 def forms(target: Target) -> Iterator[tuple[str, Target]]:
-    """The target's own form first; then products whole, inner ones in two parts, all in four, what they read in two and
-    joined, all weights on the left in halves, and all of them there whole."""
+    """The target's own form first, and that with the scale of attention in the weights; then products whole, inner ones
+    in two parts, all in four, what they read in two and joined, all weights on the left in halves, and all there
+    whole."""
     yield "target", target
+    if target.blocks is not None:
+        yield "scaled", replace(target, blocks=replace(target.blocks, scaled=True))
     yield "whole", replace(target, blocks=None)
     yield "inner 2", replace(target, blocks=Blocks(2048, 1, 2, outer=False, left="returned"))
     yield "inner 4", replace(target, blocks=Blocks(2048, 1, 4, outer=True, left="returned"))

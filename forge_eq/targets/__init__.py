@@ -90,8 +90,8 @@ LEFT = ("none", "returned", "wide", "all")
 class Blocks:
     """Which products lowering does in parts: those over at least ``features`` for at least ``rows`` rows in ``parts``
     parts, and with ``outer`` a split product piece by piece. ``joined``: not the product is in parts but what it reads,
-    which is joined. ``left`` says which have their weight on the left, of those with at least ``rows`` rows: one of
-    :data:`LEFT`."""
+    which is joined. ``scaled``: the scale of attention is in the weights (``lower.scaled``). ``left`` says which have
+    their weight on the left, of those with at least ``rows`` rows: one of :data:`LEFT`."""
 
     features: int
     rows: int
@@ -99,6 +99,7 @@ class Blocks:
     outer: bool
     left: str = "none"
     joined: bool = False
+    scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -290,8 +291,8 @@ def _blocks(reader: _Reader) -> Blocks | None:
     inner = reader.sub(table, "blocks")
     features, rows, parts = (int(inner.number(name, positive=True)) for name in ("features", "rows", "parts"))
     left = inner.choice("left", LEFT) if "left" in table else "none"
-    outer, joined = (inner.flag(name, default=False) for name in ("outer", "joined"))
-    made = Blocks(features, rows, parts, outer, left, joined)
+    outer, joined, scaled = (inner.flag(name, default=False) for name in ("outer", "joined", "scaled"))
+    made = Blocks(features, rows, parts, outer, left, joined, scaled)
     inner.no_more()
     return made
 
