@@ -134,7 +134,9 @@ def tried(case: Case) -> set[str] | None:
         return {"target", "scaled"}
     if case.family not in LARGE:
         return None
-    return {"target", "inner 2", "inner 4"} if case.step else {"target", "whole", "left"}
+    if case.step:
+        return {"target", "inner 2", "inner 4"}
+    return {"target", "whole", "plain"} if case.platform == "4000" else {"target", "whole", "left"}
 
 
 def read(store: Path) -> dict[str, Any]:
@@ -272,7 +274,8 @@ def fill(sheet: Sheet, case: Case, found: dict[str, Any]) -> None:
 
 
 def criteria(case: Case, found: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """(what, simulated, the most it may be): accepted, and beside plain, like for like and as we place it."""
+    """(what, simulated, the most it may be): accepted, and beside plain, like for like and as we place it; and no more
+    kernels of ours are without a price, lest it seem fast for that."""
     for name in ("ours", "ours host"):
         yield f"{case.name}: {name} refused", float("refused" in found[name]), 0.0
     most = 0.88 if not case.layers else 1.0 if case.step else 0.98
@@ -280,6 +283,10 @@ def criteria(case: Case, found: dict[str, Any]) -> Iterator[tuple[str, float, fl
     for ours, theirs in pairs:
         if "total" in found[ours] and "total" in found[theirs]:
             yield f"{case.name}: {ours} / {theirs}", found[ours]["total"] / found[theirs]["total"], most
+    for ours, theirs in pairs[:2]:
+        if "total" in found[ours] and "total" in found[theirs]:
+            more = found[ours]["unknown"] - found[theirs]["unknown"]
+            yield f"{case.name}: {ours} without a price, more than {theirs}", float(more), 0.0
 
 
 def row(name: str, f: dict[str, Any]) -> tuple[Any, ...]:

@@ -95,6 +95,6 @@ def test_forms_are_equal_programs() -> None:
     graph, target, module, words = chosen()
     torch.set_num_threads(1)
     wanted = module(words)
-    for name, variant in forms(target):
-        (made,) = Executable(planned(graph, variant).program, variant, threads=1)([words])
-        torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    for form in forms(target):
+        (made,) = Executable(planned(graph, form.target).program, form.target, threads=1)([words])
+        torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5, msg=lambda text, f=form: f"{f.name}: {text}")

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from forge_eq.ir.graph import Graph
 from forge_eq.lower.orient import orient
 from forge_eq.lower.select import lower
 from forge_eq.npu.check import Report, check
 from forge_eq.npu.compiler import Compiler
+from forge_eq.run.openvino_npu import builder_of
 from forge_eq.schedule.plan import Schedule, schedule
 from forge_eq.targets import Blocks, Target
 
@@ -32,19 +34,29 @@ class Found:
     times: dict[str, float]
 
 
-def forms(target: Target) -> Iterator[tuple[str, Target]]:
-    """The target's own form first, and that with the scale of attention in the weights; then products whole, inner ones
-    in two parts, all in four, what they read in two and joined, all weights on the left in halves, and all there
-    whole."""
-    yield "target", target
+@dataclass(frozen=True)
+class Form:
+    """A target that asks for a form; with ``fused`` attention is one node, as in OpenVINO's own conversion."""
+
+    name: str
+    target: Target
+    fused: bool = False
+
+
+def forms(target: Target) -> Iterator[Form]:
+    """The target's own form first, and that with the scale of attention in the weights; products whole, and attention
+    one node besides; inner products in two parts, all in four, what they read in two and joined; all weights on the
+    left in halves, and all there whole."""
+    yield Form("target", target)
     if target.blocks is not None:
-        yield "scaled", replace(target, blocks=replace(target.blocks, scaled=True))
-    yield "whole", replace(target, blocks=None)
-    yield "inner 2", replace(target, blocks=Blocks(2048, 1, 2, outer=False, left="returned"))
-    yield "inner 4", replace(target, blocks=Blocks(2048, 1, 4, outer=True, left="returned"))
-    yield "joined 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="wide", joined=True))
-    yield "left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all"))
-    yield "left", replace(target, blocks=Blocks(WHOLE, 16, 1, outer=False, left="all"))
+        yield Form("scaled", replace(target, blocks=replace(target.blocks, scaled=True)))
+    yield Form("whole", replace(target, blocks=None))
+    yield Form("plain", replace(target, blocks=None), fused=True)
+    yield Form("inner 2", replace(target, blocks=Blocks(2048, 1, 2, outer=False, left="returned")))
+    yield Form("inner 4", replace(target, blocks=Blocks(2048, 1, 4, outer=True, left="returned")))
+    yield Form("joined 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="wide", joined=True)))
+    yield Form("left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all")))
+    yield Form("left", replace(target, blocks=Blocks(WHOLE, 16, 1, outer=False, left="all")))
 
 
 def with_lookups(target: Target) -> tuple[Target, Target]:
@@ -79,16 +91,18 @@ def search(
     times: dict[str, float] = {}
     seen: set[object] = set()
     bases = with_lookups(target) if lookups else (target,)
-    for name, variant in (found for base in bases for found in forms(base)):
+    for form in (found for base in bases for found in forms(base)):
+        name = form.name
         if names is not None and name not in names:
             continue
-        plan = planned(graph, variant)
-        if plan.program.instrs in seen:
+        plan = planned(graph, form.target)
+        fused = form.fused and any(i.unit == "attention" for i in plan.program.instrs)
+        if (plan.program.instrs, fused) in seen:
             continue
-        seen.add(plan.program.instrs)
+        seen.add((plan.program.instrs, fused))
         if on_form is not None:
             on_form(name)
-        report = check(plan.program, variant, compiler, platform)
+        report = check(plan.program, form.target, compiler, platform, builder=partial(builder_of(platform), fused))
         taken = report.total if report.accepted else math.inf
         if best is None or taken < min(times.values()):
             best = Found(report, plan, name, times)
