@@ -25,7 +25,7 @@ from typing import Any
 from sheet import PAPER, Sheet, arguments, finish, paper, progress, tell, where
 
 OWN = ("saturate", "extract", "lower", "schedule", "alloc")
-LIMIT, AT = 0.25, 12  # seconds, layers
+LIMIT, AT = 0.12, 12  # seconds, layers
 MIB = 1 << 20
 PROCESSOR = (
     "The stages run on one thread, so processor time is what a quiet machine would take; what others use of this one "

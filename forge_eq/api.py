@@ -88,12 +88,13 @@ _ADMITTED: set[str] = set()  # hashes of rule sets whose every rule has evidence
 
 def admit_rules(chosen: RuleSet) -> None:
     """Raises RuleError unless every rule has evidence: in the ledger, in the user's cache, or found now."""
-    if chosen.hash not in _ADMITTED:
+    known = chosen.hash
+    if known not in _ADMITTED:
         from forge_eq.verify import admit
 
         for one in chosen:
             admit(one)
-        _ADMITTED.add(chosen.hash)
+        _ADMITTED.add(known)
 
 
 def make_job(

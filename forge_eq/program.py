@@ -292,7 +292,6 @@ def _build(job: Job, examples: list[Any] | None, names: tuple[str, ...]) -> tupl
     """
     from forge_eq.run.executor import Executable
     from forge_eq.run.guard import guard
-    from forge_eq.run.values import in_float64
 
     program, captured = job["schedule"].program, lift_state(job["capture"], names)[0]
     if examples is None or captured.effects:
@@ -313,11 +312,12 @@ def _build(job: Job, examples: list[Any] | None, names: tuple[str, ...]) -> tupl
         job.target,
         reference,
         examples,
-        wide=in_float64(captured),
+        wide=lambda inputs: (job.answers or answers).in_float64(inputs),
         threads=job.options.threads,
         quick=job.options.verify != "full",
     )
     job.remarks.extend(found.remarks)
+    job.answers = None  # nobody asks any more, and logits are large
     return found.executable, time.perf_counter() - start - found.building
 
 

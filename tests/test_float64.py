@@ -14,6 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from forge_eq.capture.export import capture
 from forge_eq.run import values
 from forge_eq.run.values import evaluate, in_float64
+from forge_eq.verify import criterion
+from forge_eq.verify.criterion import Parts
 from run_programs import scheduled
 
 torch.set_num_threads(1)
@@ -46,6 +48,10 @@ class Bare(nn.Module):
         return x * self.weight.exp(), self.weight
 
 
+def whole(value: Any) -> torch.Tensor:
+    return value.whole() if isinstance(value, Parts) else value
+
+
 class Widenings(TorchDispatchMode):
     """Bytes of each float64 tensor that is made of an f32 one."""
 
@@ -67,7 +73,7 @@ def test_the_reference_is_the_module_in_float64(most: int, tokens: int, monkeypa
     module, ids = Tied().eval(), torch.randint(0, 97, (2, tokens))
     graph = capture(module, (ids,))
     monkeypatch.setattr(values, "WIDE_BYTES", most)
-    (found,) = in_float64(graph)([ids]) or ()
+    found = whole(*(in_float64(graph)([ids]) or ()))
     wanted = module.double()(ids)
     assert found.dtype is torch.float64
     torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
@@ -88,12 +94,31 @@ def test_no_float64_copy_of_a_large_weight(monkeypatch: pytest.MonkeyPatch) -> N
     module = Tied().eval()
     run = in_float64(capture(module, (ids,)))
     with torch.no_grad(), Widenings() as seen:
-        run([ids])
+        whole(*(run([ids]) or ()))
     assert max(seen.bytes) <= most < 8 * module.gate.weight.numel()
     # Every element of the layers is widened once, and of the table, as a table, the rows that are looked up.
     layers = [module.turned.weight, module.gate.weight, module.down.weight, module.table.weight]
     biases = [module.turned.bias, module.down.bias]
     assert sum(seen.bytes) == 8 * (sum(t.numel() for t in (*layers, *biases)) + 3 * 24)
+
+
+def test_logits_are_judged_in_parts_as_they_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same verdict and the same figures, for a sound result, one wrong column and one wrong row."""
+    most = 4096
+    monkeypatch.setattr(values, "WIDE_BYTES", most)
+    torch.manual_seed(0)
+    module, ids = Tied().eval(), torch.randint(0, 97, (4, 300))
+    (parts,) = in_float64(capture(module, (ids,)))([ids]) or ()
+    assert isinstance(parts, Parts)
+    with torch.no_grad():
+        right = module(ids)
+    column, row = right.clone(), right.clone()
+    column[..., 96] += 1e-2
+    row[3, 299] += 1e-2
+    for found in (right + 1e-7, column, row):
+        in_parts, in_whole = (criterion._against(found, right, exact, 1.0) for exact in (parts, parts.whole()))
+        assert in_parts == in_whole
+        assert bool(in_parts) == (found is column or found is row)
 
 
 def test_registers_in_float64_keep_no_wide_constant() -> None:

@@ -22,7 +22,7 @@ from forge_eq.ops import attention, composite, elementwise, leaves, linalg, move
 from forge_eq.ops.spec import Op
 from forge_eq.run.executor import Executable, accelerated
 from forge_eq.run.guard import guard
-from forge_eq.run.probes import probes
+from forge_eq.run.probes import probes, quick
 from forge_eq.run.values import evaluate, in_float64
 from forge_eq.verify.criterion import difference
 from random_graphs import random_graph
@@ -316,6 +316,26 @@ def test_float64_decides_where_the_tolerance_does_not() -> None:
     assert difference([as_good], [reference]) is not None
     assert difference([as_good], [reference], lambda: [exact]) is None
     assert difference([worse], [reference], lambda: [exact]) is not None
+
+
+TOKENS, ONES = torch.tensor([[3, 1, 2]]), torch.ones(1, 3, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("examples", "count"),
+    [
+        ([TOKENS], 1),
+        ([TOKENS, 4], 1),
+        ([TOKENS, torch.tensor([True, False])], 1),
+        ([], 1),
+        ([torch.zeros(1, 3, dtype=torch.int64)], 2),
+        ([TOKENS, ONES], 2),
+        ([TOKENS, torch.randn(3)], 2),
+        ([TOKENS[:, :1]], 2),
+    ],
+)
+def test_a_variation_is_asked_where_it_is_another_kind_of_input(examples: list[Any], count: int) -> None:
+    assert [name for name, _ in quick(examples)] == ["the example", "random"][:count]
 
 
 def test_probes_stay_within_what_the_example_allows() -> None:

@@ -16,7 +16,8 @@ from kernel_samples import NAMES, Sample, samples, special_cases
 
 pytest.importorskip("openvino", reason="the kernels are OpenVINO's")
 
-from forge_eq.run.openvino_builder import NodeBuilder, element_type
+from forge_eq.run.openvino_builder import element_type
+from forge_eq.run.openvino_cpu import CpuBuilder
 
 torch.set_num_threads(1)
 KERNELS = [op for op in REGISTRY.values() if op.kernel is not None]
@@ -24,7 +25,7 @@ KERNELS = [op for op in REGISTRY.values() if op.kernel is not None]
 
 def run_kernel(op: Op, cases: Sequence[Sample]) -> list[list[np.ndarray]]:
     """Builds one model that computes the op on every case, and runs it."""
-    g = NodeBuilder()
+    g = CpuBuilder()
     parameters, feeds, results, counts = [], [], [], []
     for number, (operands, attrs) in enumerate(cases):
         with g.instruction(f"case{number}"):
@@ -112,7 +113,7 @@ def test_a_kernel_agrees_on_special_values(op: Op) -> None:
 @pytest.mark.parametrize("stored", [True, False], ids=["column", "row"])
 def test_one_row_with_its_weight_on_the_left(threads: int, n: int, stored: bool) -> None:
     """In parts where the threads divide it; two products of one row share its copies."""
-    g, k = NodeBuilder(threads), 5
+    g, k = CpuBuilder(threads), 5
     x, weights = torch.randn(1, 1, k), [torch.randn(n, k), torch.randn(n, k), torch.randn(k, n)]
     row = g.opset.parameter([1, k, 1] if stored else [1, 1, k])
     with g.instruction("layers"):

@@ -25,9 +25,11 @@ from case_pipeline import SECTIONS, with_data
 from case_runner import read_cases
 from forge_eq.api import make_options
 from forge_eq.egraph import engine
-from forge_eq.egraph.compile_rules import CompiledRule, Vocabulary
+from forge_eq.egraph.compile_rules import CompiledRule
 from forge_eq.egraph.engine import Engine
+from forge_eq.egraph.intern import INTERNER
 from forge_eq.egraph.text import text as view_text
+from forge_eq.egraph.vocabulary import Usable, Vocabulary
 from forge_eq.extract.cost import FusionGain
 from forge_eq.extract.program import choose
 from forge_eq.ir.evaluate import evaluate
@@ -293,6 +295,29 @@ def test_rules_are_left_out_only_where_they_cannot_match(seed: int, monkeypatch:
     monkeypatch.setattr(engine, "Vocabulary", Everything)
     every = engine.Engine(default)
     assert [view_text(every.saturate(g, Limits())) for g in graphs] == [view_text(v) for v in few]
+
+
+def test_a_rule_is_usable_once_one_that_fires_can_make_its_words() -> None:
+    rules = {r.id: CompiledRule(r, k) for k, r in enumerate(default, 1)}
+    graph = parse("graph @g(%x: f32[4])\n%y = mul(%x, %x)\nreturn %y\n")
+    attrs = [tuple(map(INTERNER.id, n.attrs)) for n in graph.nodes]
+    usable = Usable(rules.values(), Vocabulary(graph.nodes, attrs))
+    names = []
+    for firing in ((), ("traits/mul_commutes",), ("arithmetic/square",)):  # the last makes a power
+        usable.grow([rules[name].index for name in firing])
+        names.append({r.id for r in usable.found.values()})
+    assert names[0] == names[1] == {"traits/mul_commutes", "arithmetic/square"}
+    assert names[2] > names[1] | {"arithmetic/cube"}
+
+
+def test_the_engines_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / "a \"b\" (c) 'é' \\d"
+    odd.mkdir()
+    plain = Engine(default).saturate(block("block_gpt2"), Limits())
+    monkeypatch.setattr(engine, "SHM", odd)
+    other = Engine(default)
+    assert other.folder.parent == odd
+    assert view_text(other.saturate(block("block_gpt2"), Limits())) == view_text(plain)
 
 
 def test_an_engine_keeps_no_row_of_a_program_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,13 @@ from torch import nn
 
 import forge_eq
 from forge_eq.cli.flags import flags
+from forge_eq.egraph.view import EClass, ENode
 from forge_eq.errors import CheckError, ExtractError
 from forge_eq.extract import Default, Extraction
+from forge_eq.extract.cost import COPY, FusionGain, UserCost
+from forge_eq.ir.types import TensorType
+from forge_eq.ops import elementwise, movement
+from forge_eq.targets import load
 
 DOC = (Path(__file__).resolve().parents[1] / "docs/extraction.md").read_text(encoding="utf-8")
 
@@ -29,6 +34,20 @@ def silu() -> tuple[nn.Module, tuple[torch.Tensor]]:
 
 def ops(result: forge_eq.Optimized) -> set[str]:
     return {n.op.name for n in result.graph.nodes if not n.op.leaf}
+
+
+def test_a_copy_of_weights_costs_where_times_are_measured() -> None:
+    """Joined weights are charged a share of reading them once, computed ones and estimated targets next to nothing."""
+    host, npu = load("openvino-cpu"), load("intel-npu-4000")
+    joined, scaled = (
+        EClass(TensorType("f32", (4096, 1024)), True, (ENode(op, (0, 1), attrs),))
+        for op, attrs in ((movement.concat, (0,)), (elementwise.mul, ()))
+    )
+    once = 4 * 4096 * 1024 / (host.bandwidth_gbps * 1e3)
+    assert FusionGain(host).folded(joined) == pytest.approx(COPY * once, rel=1e-3)
+    assert FusionGain(host).folded(scaled) < 0.01 * once
+    assert FusionGain(npu).folded(joined) < 0.01 * once
+    assert UserCost(lambda *_: 1.0, host).folded(joined) < 0.01 * once
 
 
 def test_the_cost_decides_the_program() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import forge_eq
-from forge_eq.capture import capture
+from forge_eq.capture import capture, recorder
 from forge_eq.capture.export import captured
 from forge_eq.capture.record import record
 from forge_eq.capture.record_import import to_graph
@@ -216,10 +216,25 @@ RIGHT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "autocast that is off": lambda m, x: torch.autocast("cpu", enabled=False)(lambda: x @ m.w)(),
     "a weight's settings": lambda m, x: x * 3.0 if m.w.requires_grad and m.w.is_leaf else x,
     "no call at all": lambda m, x: x,
+    "calls that look alike": lambda m, x: [
+        *(y + n for y in (x.long(), x, x.t(), x.long()) for n in (1, 1.0, True, 1)),
+        *(y.reshape(16) * y.contiguous().view(16) for y in (x, x.t(), x, x.t(), x[:, :4])),
+        *(y.resolve_conj().real for y in (x.to(torch.complex64), x.to(torch.complex64).conj()) for _ in range(2)),
+        *(x.sum(d, keepdim=k) for d in (0, 1, 0) for k in (True, False)),
+    ],
 }
 
 
-QUICK = ("device", "factories", "numbers", "views", "plain results", "the weight itself", "autocast that is off")
+QUICK = (
+    "calls that look alike",
+    "device",
+    "factories",
+    "numbers",
+    "views",
+    "plain results",
+    "the weight itself",
+    "autocast that is off",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RIGHT])
@@ -227,6 +242,22 @@ def test_what_is_sure_is_what_torch_export_gives(name: str) -> None:
     module = Fn(RIGHT[name])
     module.t = torch.full((4, 4), 5.0)
     agrees(module, X)
+
+
+def test_calls_of_one_form_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that no template takes, here because it is none: torch describes its calls once."""
+    ran: list[Any] = []
+    execute = recorder._execute
+    monkeypatch.setattr(recorder, "_execute", lambda func, *rest: ran.append(func) or execute(func, *rest))
+
+    def layers(m: Any, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(9):
+            x = (x @ m.w).tanh()
+        return x
+
+    program = agrees(Fn(layers), X)
+    assert sum(n.op.name == "tanh" for n in program.nodes) == 9
+    assert ran.count(torch.ops.aten.tanh.default) == ran.count(torch.ops.aten.matmul.default) == 1
 
 
 def test_an_argument_that_comes_back_is_itself() -> None:

@@ -11,8 +11,7 @@ layers share keys, so their number does not grow with depth (docs/decisions/0003
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,10 +19,32 @@ from typing import Any
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.errors import ShapeError
 from forge_eq.ir.check import fits
-from forge_eq.ir.graph import Node
 from forge_eq.ir.types import Type
 from forge_eq.ops.spec import App, AttrVar, Computed, Op, Var
 from forge_eq.rules.dsl import Rule
+
+# What every engine has before any op or rule.
+PREAMBLE = """
+(sort T)
+(constructor N (i64) T :unextractable)
+(function ty (T) i64 :merge old)
+(relation typed (T i64))
+(relation is_constant (T))
+(relation weight (T i64))
+(relation in_part (T))
+(relation l_type (i64 i64))
+(relation l_constant (i64))
+(relation l_weight (i64 i64))
+(relation l_in_part (i64))
+(ruleset load)
+(ruleset facts)
+(ruleset clear)
+(rule ((l_type e t)) ((set (ty (N e)) t) (typed (N e) t)) :ruleset load :name "load types")
+(rule ((l_constant e)) ((is_constant (N e))) :ruleset load :name "load constants")
+(rule ((l_in_part e)) ((in_part (N e))) :ruleset load :name "load what is read in part")
+(rule ((l_weight e i)) ((weight (N e) i)) :ruleset load :name "load weights")
+"""
+LOADED = {"l_type": 2, "l_constant": 1, "l_weight": 2, "l_in_part": 1}  # tables that programs are loaded from: columns
 
 
 def constructor(op: Op, arity: int) -> str:
@@ -79,77 +100,67 @@ Slot = tuple[Op, int, int]  # (op, number of operands, place among its attribute
 ANY = -1 << 62  # stands for every attribute: no value has this id
 
 
-class Vocabulary:
-    """What nodes of an e-graph can be, at least: ops at their numbers of operands, and the attributes in each place.
-
-    A rule needs its left side's words to be in it. Classes do not matter, so it holds whatever has been united.
-    """
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self.ops: set[tuple[Op, int]] = set()
-        self.values: defaultdict[Slot, set[int]] = defaultdict(set)
-        for node in nodes:
-            self.ops.add((node.op, len(node.inputs)))
-            for place, attr in enumerate(node.attrs):
-                self.values[node.op, len(node.inputs), place].add(INTERNER.id(attr))
-
-    def copy(self) -> Vocabulary:
-        made = Vocabulary(())
-        made.ops |= self.ops
-        made.values.update((slot, set(values)) for slot, values in self.values.items())
-        return made
-
-    def has(self, rule: CompiledRule) -> bool:
-        """Whether the left side's words are there."""
-        return rule.matched <= self.ops and all(not {v, ANY}.isdisjoint(self.values[slot]) for slot, v in rule.fixed)
-
-    def add(self, rule: CompiledRule) -> bool:
-        """Adds what a rule makes; says whether any of it is new."""
-        grown = not rule.made <= self.ops
-        self.ops |= rule.made
-        for slot, source in rule.given:
-            more = {source} if isinstance(source, int) else self.values[source]
-            grown |= not more <= self.values[slot]
-            self.values[slot] |= more
-        return grown
-
-
-@dataclass(frozen=True)
-class Created:
-    """One node that a right side creates: its term and the terms' values in evaluation order."""
-
-    term: App
-
-
 class CompiledRule:
     """A rule with its egglog text and its answer to questions."""
 
     def __init__(self, rule: Rule, index: int) -> None:
-        self.rule, self.index = rule, index
-        self.tensors, self.attrs = rule.tensors, rule.attrs
-        self.created: list[App] = []
-        self.computed: list[Computed] = []
-        for _, right in rule.pairs:
-            self._collect(right)
+        self.rule, self.index, self.id = rule, index, rule.id
         self.wants_part = any(g.name == "in_part" for g in rule.guards)
-        self.key_size = len(self.tensors) + len(self.attrs)
-        self.answer_size = len(self.computed) + len(self.created)
 
-    def _collect(self, term: Any) -> None:
-        """Post-order list of the nodes and computed attributes of a right side."""
-        if isinstance(term, App) and term not in self.created:
-            for part in (*term.args, *term.attrs):
-                self._collect(part)
-            self.created.append(term)
-        elif isinstance(term, Computed) and term not in self.computed:
-            self.computed.append(term)
+    @cached_property
+    def tensors(self) -> list[str]:
+        return self.rule.tensors
+
+    @cached_property
+    def attrs(self) -> list[str]:
+        return self.rule.attrs
+
+    @cached_property
+    def _right(self) -> tuple[list[App], list[Computed]]:
+        """The nodes and computed attributes of the right sides, in post-order."""
+        created: dict[App, None] = {}
+        computed: dict[Computed, None] = {}
+
+        def collect(term: Any) -> None:
+            if isinstance(term, App) and term not in created:
+                for part in (*term.args, *term.attrs):
+                    collect(part)
+                created[term] = None
+            elif isinstance(term, Computed):
+                computed[term] = None
+
+        for _, right in self.rule.pairs:
+            collect(right)
+        return list(created), list(computed)
+
+    @property
+    def created(self) -> list[App]:
+        return self._right[0]
+
+    @property
+    def computed(self) -> list[Computed]:
+        return self._right[1]
+
+    @cached_property
+    def key_size(self) -> int:
+        return len(self.tensors) + len(self.attrs)
+
+    @cached_property
+    def answer_size(self) -> int:
+        return len(self.computed) + len(self.created)
 
     # ------------------------------------------------------------------------------------------ text
 
-    @property
+    @cached_property
     def tables(self) -> tuple[str, str]:
         """Names of the question and answer relations, shared by rules of the same sizes."""
         return f"want_{self.key_size}", f"answer_{self.key_size}_{self.answer_size}"
+
+    @cached_property
+    def head(self) -> tuple[Op, int] | None:
+        """The (op, arity) at the root of the first left side; None where that is a variable."""
+        left = self.rule.pairs[0][0]
+        return (left.op, len(left.args)) if isinstance(left, App) else None
 
     @cached_property
     def matched(self) -> frozenset[tuple[Op, int]]:
@@ -192,7 +203,7 @@ class CompiledRule:
     def ask(self) -> str:
         """The ask rule, in a ruleset of its own."""
         (facts, key, _), number = self._left, self.index
-        rule = f'(rule ({facts}) (({self.tables[0]} {key})) :ruleset ask_{number} :name "ask {self.rule.id}")'
+        rule = f'(rule ({facts}) (({self.tables[0]} {key})) :ruleset ask_{number} :name "ask {self.id}")'
         return f"(ruleset ask_{number})\n{rule}"
 
     def fire(self) -> str:
@@ -200,7 +211,7 @@ class CompiledRule:
         (facts, key, roots), number = self._left, self.index
         outs = " ".join(f"r{i}" for i in range(self.answer_size))
         met = f"{facts} ({self.tables[1]} {key} {outs})"
-        rule = f'(rule ({met}) ({self._actions(roots)}) :ruleset fire_{number} :name "{self.rule.id}")'
+        rule = f'(rule ({met}) ({self._actions(roots)}) :ruleset fire_{number} :name "{self.id}")'
         return f"(ruleset fire_{number})\n{rule}"
 
     def _graph_guards(self, body: _Body) -> list[str]:

@@ -21,12 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from forge_eq.egraph.compile_rules import CompiledRule, Vocabulary, constructor
+from forge_eq.egraph.compile_rules import LOADED, PREAMBLE, CompiledRule, constructor
 from forge_eq.egraph.demand import Demand
 from forge_eq.egraph.intern import INTERNER
 from forge_eq.egraph.native import bindings
 from forge_eq.egraph.read import read_view
 from forge_eq.egraph.view import EGraphView, Saturation
+from forge_eq.egraph.vocabulary import Usable, Vocabulary
 from forge_eq.ir.constness import constant_nodes
 from forge_eq.ir.graph import Graph
 from forge_eq.ops.spec import Op
@@ -35,28 +36,6 @@ from forge_eq.rules.dsl import RuleSet
 
 PATIENCE = 10  # steps after which questions are asked though rules still fire: an answer may be what makes them end
 SHM = Path("/dev/shm")  # tables are written for the engine to read: keep them in memory where that exists
-
-PREAMBLE = """
-(sort T)
-(constructor N (i64) T :unextractable)
-(function ty (T) i64 :merge old)
-(relation typed (T i64))
-(relation is_constant (T))
-(relation weight (T i64))
-(relation in_part (T))
-(relation l_type (i64 i64))
-(relation l_constant (i64))
-(relation l_weight (i64 i64))
-(relation l_in_part (i64))
-(ruleset load)
-(ruleset facts)
-(ruleset clear)
-(rule ((l_type e t)) ((set (ty (N e)) t) (typed (N e) t)) :ruleset load :name "load types")
-(rule ((l_constant e)) ((is_constant (N e))) :ruleset load :name "load constants")
-(rule ((l_in_part e)) ((in_part (N e))) :ruleset load :name "load what is read in part")
-(rule ((l_weight e i)) ((weight (N e) i)) :ruleset load :name "load weights")
-"""
-LOADED = {"l_type": 2, "l_constant": 1, "l_weight": 2, "l_in_part": 1}  # tables that programs are loaded from: columns
 
 
 class Engine:
@@ -77,15 +56,24 @@ class Engine:
         self.schedules: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
         self.asked: dict[tuple[int, ...], tuple[int, ...] | None] = {}
         self.full = False  # whether a program's rows may be there
+        self.pending: list[str] = [PREAMBLE]  # commands that the next run waits for
         self.forgetting: list[str] = []  # rules that delete rows, due before the next program
-        self._run(PREAMBLE)
         for name, size in {"typed": 2, "is_constant": 1, "weight": 2, "in_part": 1, **LOADED}.items():
             self._forgotten(name, size)
         for name in ("N", "ty"):
             self._forgotten(name, 1, valued=True)
 
-    def _run(self, text: str) -> list[Any]:
-        return self.egraph.run_program(*self.egraph.parse_program(text))
+    def _run(self, schedule: str) -> Any:
+        """Gives the engine what is pending and one schedule; its report.
+
+        Through a file, which the engine reads itself: turning commands into Python objects and back takes as long as
+        declaring them.
+        """
+        path = self.folder / "commands.egg"
+        path.write_text("\n".join([*self.pending, f"(run-schedule {schedule})"]), encoding="utf-8")
+        self.pending.clear()
+        made: Any = self.egraph.run_program(bindings.Include(bindings.PanicSpan(), str(path)))
+        return made[0].report
 
     def _forgotten(self, table: str, columns: int, *, valued: bool = False) -> None:
         """Notes that the rows of a table go when a program is done: far cheaper than ``push`` and ``pop``, which
@@ -97,9 +85,9 @@ class Engine:
     def forget(self) -> None:
         """Deletes the rows of the program before, if there was one, also when it failed half-way."""
         if self.full:
-            self._run("\n".join(self.forgetting))
+            self.pending += self.forgetting
             self.forgetting.clear()
-            self._run("(run-schedule (run clear))")
+            self._run("(run clear)")
         self.full = False
 
     def declare(self, constructors: Iterable[tuple[Op, int]]) -> None:
@@ -114,7 +102,7 @@ class Engine:
             args = " ".join([f"c{i}" for i in range(arity)] + [f"a{i}" for i in range(attrs)])
             nodes = " ".join([f"(N c{i})" for i in range(arity)] + [f"a{i}" for i in range(attrs)])
             sorts = " ".join(["T"] * arity + ["i64"] * attrs)
-            self._run(
+            self.pending.append(
                 f"(constructor {name} ({sorts}) T)\n(function by_{name} ({sorts}) i64 :merge (min old new))\n"
                 f"(rule (({table} {number} e {args})) ((union (N e) ({name} {nodes})) (set (by_{name} {nodes}) 0))"
                 f' :ruleset load :name "load {name}")'
@@ -125,27 +113,27 @@ class Engine:
                 known = " ".join(f"(is_constant c{i})" for i in range(arity))
                 known += "".join(f" (>= a{i} 0)" for i, (_, kind) in enumerate(op.attrs) if kind == "ints")
                 constness = f'((is_constant e)) :ruleset facts :name "constness of {name}"'
-                self._run(f"(rule ((= e ({name} {args})) {known}) {constness})")
+                self.pending.append(f"(rule ((= e ({name} {args})) {known}) {constness})")
 
     def _declare_asking(self, rule: CompiledRule) -> None:
         if rule.index not in self.asking:
             self.asking.add(rule.index)
             self.declare(sorted(rule.matched, key=lambda c: (c[0].name, c[1])))
             self._relation(rule.tables[0], 1 + rule.key_size, forgotten=True)
-            self._run(rule.ask())
+            self.pending.append(rule.ask())
 
     def _declare_firing(self, rule: CompiledRule) -> None:
         if rule.index not in self.firing:
             self.firing.add(rule.index)
             self.declare(sorted(rule.made, key=lambda c: (c[0].name, c[1])))
             self._relation(rule.tables[1], 1 + rule.key_size + rule.answer_size, forgotten=False)
-            self._run(rule.fire())
+            self.pending.append(rule.fire())
 
     def _relation(self, name: str, columns: int, *, forgotten: bool) -> None:
         """Declares a table of questions or answers; both begin with the rule's number."""
         if name not in self.relations:
             self.relations.add(name)
-            self._run(f"(relation {name} ({' '.join(['i64'] * columns)}))")
+            self.pending.append(f"(relation {name} ({' '.join(['i64'] * columns)}))")
             if forgotten:
                 self._forgotten(name, columns)
 
@@ -154,7 +142,7 @@ class Engine:
         columns = 2 + arity + len(op.attrs)
         if columns not in self.tables:
             self.tables[columns] = f"l_{columns}"
-            self._run(f"(relation l_{columns} ({' '.join(['i64'] * columns)}))")
+            self.pending.append(f"(relation l_{columns} ({' '.join(['i64'] * columns)}))")
             self._forgotten(f"l_{columns}", columns)
         return self.tables[columns]
 
@@ -164,14 +152,16 @@ class Engine:
         """Loads a program, saturates it and reads it back."""
         with self.lock:
             self.forget()
-            present = Vocabulary(graph.nodes)
+            attrs = [tuple(map(INTERNER.id, n.attrs)) for n in graph.nodes]
+            present = Vocabulary(graph.nodes, attrs)
             self.declare(sorted(present.ops, key=lambda c: (c[0].name, c[1])))
             part = self.demand.in_part(graph)
             marks = [time.process_time()]
             self.full = True
-            self._load(graph, part)
+            self._load(graph, attrs, part)
             marks.append(time.process_time())
-            saturation = self._saturate(limits, present, len(graph.nodes), bool(part))
+            usable = Usable((r for r in self.rules if part or not r.wants_part), present)
+            saturation = self._saturate(limits, usable, len(graph.nodes), bool(part))
             marks.append(time.process_time())
             view = read_view(graph, saturation, self.egraph, self.declared, self.rules)
             marks.append(time.process_time())
@@ -179,35 +169,32 @@ class Engine:
             saturation.spent.update(zip(("load", "saturate", "read"), spent, strict=True))
             return view
 
-    def _schedule(self, present: Vocabulary, in_part: bool) -> str:
-        """Names the rules that can match a program of these words, or of what such rules make, and of these the ones
-        that have answers: the others only cost time, to declare (half a millisecond each) and to run.
+    def _schedule(self, usable: Usable) -> str:
+        """Names the rules that can match (:class:`Usable`), and of these the ones that have answers: the others only
+        cost time, to declare (half a millisecond each) and to run.
 
         Every rule has rulesets of its own; a combination of them is declared once and named by its number.
         """
-        known, usable, grown = present.copy(), set[int](), True
-        considered = [r for r in self.rules if in_part or not r.wants_part]
-        while grown:
-            usable.update(r.index for r in considered if r.index not in usable and known.has(r))
-            grown = any([known.add(r) for r in considered if r.index in self.firing and r.index in usable])
-        ask, fire = tuple(sorted(usable)), tuple(sorted(usable & self.firing))
+        usable.grow(self.firing)
+        ask = tuple(sorted(usable.found))
+        fire = tuple(i for i in ask if i in self.firing)
         if (ask, fire) not in self.schedules:
             for i in ask:
-                self._declare_asking(self.rules[i - 1])
+                self._declare_asking(usable.found[i])
             self.schedules[ask, fire] = name = f"all_{len(self.schedules)}"
             cuts = [i for i in fire if self.rules[i - 1].wants_part]
             for kind, which in (("ask", ask), ("fire", [i for i in fire if i not in cuts]), ("cut", cuts)):
                 of = "fire" if kind == "cut" else kind
-                self._run(f"(unstable-combined-ruleset {kind}_{name} {' '.join(f'{of}_{i}' for i in which)})")
+                rulesets = " ".join(f"{of}_{i}" for i in which)
+                self.pending.append(f"(unstable-combined-ruleset {kind}_{name} {rulesets})")
         return self.schedules[ask, fire]
 
-    def _load(self, graph: Graph, part: set[int]) -> None:
+    def _load(self, graph: Graph, attrs: Iterable[tuple[int, ...]], part: set[int]) -> None:
         known = constant_nodes(graph)
         tables: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        numbers = {name: i + 1 for i, name in enumerate(self.declared)}
-        for node in graph.nodes:
-            number = numbers[constructor(node.op, len(node.inputs))]
-            row = (number, node.id, *node.inputs, *map(INTERNER.id, node.attrs))
+        numbers = {declared: i + 1 for i, declared in enumerate(self.declared.values())}
+        for node, ids in zip(graph.nodes, attrs, strict=True):
+            row = (numbers[node.op, len(node.inputs)], node.id, *node.inputs, *ids)
             tables[self.tables[len(row)]].append(row)
             tables["l_type"].append((node.id, INTERNER.id(node.type)))
             if node.id in known:
@@ -217,31 +204,31 @@ class Engine:
         tables["l_in_part"] = [(i,) for i in sorted(part)]
         for name, rows in tables.items():
             self._insert(name, rows)
-        self._run("(run-schedule (run load))")
+        self._run("(run load)")
 
     def _insert(self, table: str, rows: Iterable[tuple[int, ...]]) -> None:
         path = self.folder / f"{table}.tsv"
         path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
-        self._run(f'(input {table} "{path.name}")')
+        self.pending.append(f'(input {table} "{path.name}")')
 
-    def _saturate(self, limits: Limits, present: Vocabulary, nodes: int, cut: bool) -> Saturation:
+    def _saturate(self, limits: Limits, usable: Usable, nodes: int, cut: bool) -> Saturation:
         matches: dict[str, int] = defaultdict(int)
         seconds: dict[str, float] = defaultdict(float)
         left, rounds, stop = limits.iterations, 0, "saturated"
-        makes = {r.rule.id: len(r.created) for r in self.rules}
         most = nodes  # e-nodes at most: counting them costs as much as a step, so it is left until it could matter
         while stop == "saturated":
             rounds += 1
-            which = self._schedule(present, cut)
+            which = self._schedule(usable)
+            makes = {r.id: len(r.created) for i, r in usable.found.items() if i in self.firing}
             # A cut moves by one node a round, so these few rules have rounds of their own.
             cuts = f'(saturate (run cut_{which} :until (<= {limits.nodes} (get-size! "typed"))))' if cut else ""
-            step = f"(run-schedule (saturate (run facts)) (run fire_{which}) {cuts})"
+            step = f"(seq (saturate (run facts)) (run fire_{which}) {cuts})"
             # One step at a time: egglog's ``repeat`` goes on after the last change, which would use up the limit.
             for _ in range(PATIENCE):
                 if left <= 0:
                     stop = "iteration limit"
                     break
-                report = self._run(step)[0].report
+                report = self._run(step)
                 for name, count in report.num_matches_per_rule.items():
                     matches[name] += count
                     most += count * makes.get(name, 0)
@@ -255,10 +242,10 @@ class Engine:
                     break
             if stop == "saturated":
                 # When the rules have no more to do with the answers at hand: it costs as much as firing.
-                self._run(f"(run-schedule (run ask_{which}))")
-                if not self._answer() and not busy:
+                asked = self._run(f"(run ask_{which})").updated
+                if not (asked and self._answer()) and not busy:
                     break
-        fired = {r.rule.id for r in self.rules}
+        fired = {r.id for r in self.rules}
         return Saturation(
             stop,
             rounds,
@@ -297,9 +284,10 @@ _ENGINES: dict[str, Engine] = {}
 
 def engine(rules: RuleSet) -> Engine:
     """The engine of a rule set, made once per process."""
-    if rules.hash not in _ENGINES:
-        _ENGINES[rules.hash] = Engine(rules)
-    return _ENGINES[rules.hash]
+    known = rules.hash
+    if known not in _ENGINES:
+        _ENGINES[known] = Engine(rules)
+    return _ENGINES[known]
 
 
 def saturate(graph: Graph, rules: RuleSet, limits: Limits | None = None) -> EGraphView:

@@ -11,6 +11,8 @@ from typing import Any
 from forge_eq.ir.sizes import is_symbolic
 from forge_eq.ir.types import NoneType, ScalarType, TensorType, TupleType
 
+EXACT = (str, TensorType, TupleType, ScalarType, NoneType)  # types whose equality tells all values apart
+
 
 class Interner:
     """A two-way table between values and integers; an attribute that only a call decides has a negative one."""
@@ -21,8 +23,7 @@ class Interner:
 
     def id(self, value: Any) -> int:
         """The integer of a value; the same value always gives the same one."""
-        exact = isinstance(value, str | TensorType | TupleType | ScalarType | NoneType)
-        key = (type(value), value if exact else repr(value))
+        key = (type(value), value if isinstance(value, EXACT) else repr(value))
         found = self._ids.get(key)
         if found is None:
             count = len(self._values)

@@ -39,8 +39,8 @@ def read_view(
         for row in rows:
             inputs = row.inputs
             made = by[tuple(inputs)]
-            attrs = tuple(value(to_int(v)) for v in inputs[arity:])
-            raw[row.output].append((op, tuple(inputs[:arity]), attrs, rules[made - 1].rule.id if made else ""))
+            attrs = tuple([value(to_int(v)) for v in inputs[arity:]])
+            raw[row.output].append((op, tuple(inputs[:arity]), attrs, rules[made - 1].id if made else ""))
     types: dict[Any, set[int]] = defaultdict(set)
     for row in functions["typed"].rows:
         types[row.inputs[0]].add(to_int(row.inputs[1]))
@@ -52,9 +52,9 @@ def read_view(
     classes: list[EClass | None] = [None] * len(rank)
     for handle, index in rank.items():
         nodes = [
-            ENode(op, tuple(rank[c] for c in children), attrs, rule)
+            ENode(op, tuple([rank[c] for c in children]), attrs, rule)
             for op, children, attrs, rule in raw[handle]
-            if all(c in rank for c in children)
+            if all([c in rank for c in children])
         ]
         if len(nodes) > 1:
             nodes.sort(key=lambda n: (n.op.name, n.children, repr(n.attrs)))

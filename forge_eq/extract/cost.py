@@ -25,12 +25,13 @@ from forge_eq.ir.types import TensorType, TupleType, Type
 from forge_eq.ops.spec import Op
 from forge_eq.options import Options
 from forge_eq.targets import Target
-from forge_eq.targets.price import best_time
+from forge_eq.targets.price import best_time, nbytes
 
 LEAF = 1e-3  # microseconds: positive, and never what a choice turns on
 VIEW = 5e-2  # a view moves nothing, yet fewer views are better
 TIE = 1e-6  # share of the parts' time by which a fusion costs more where it gains nothing, so that alpha = 0 fuses none
 FOLD_PER_BYTE = 1e-7  # microseconds per byte that a folded constant adds to the program
+COPY = 0.1  # the same of a copy where a target's times are measured: a share of reading it once
 SYMBOLIC = 128  # the size that a symbolic dimension is priced at
 
 
@@ -58,6 +59,7 @@ class FusionGain:
     def __init__(self, target: Target, alpha: float = 1.0, captured: frozenset[Op] = frozenset()) -> None:
         self.target, self.alpha, self.captured = target, alpha, captured
         self._times: dict[Any, float] = {}
+        self._nodes: dict[Any, tuple[float, Any]] = {}  # types by identity; kept, so that none takes another's
         self._parts: dict[Any, float | None] = {}
 
     @classmethod
@@ -96,6 +98,16 @@ class FusionGain:
         parts = None if node.op in self.captured else self.parts(node.op, types, node.attrs, node.type)
         return self.time(node.op, types, node.attrs, node.type) if parts is None else parts
 
+    def folded(self, cls: EClass) -> float:
+        """What a constant costs that is evaluated once and kept.
+
+        One that only joins or moves others is a copy: memory for the program's life, and time in the build. Of two
+        programs whose times differ by less than measuring them does, the one that copies no weight is better.
+        """
+        copied = self.target.kernels and all(n.op.cost.cost_class == "movement" for n in cls.nodes)
+        rate = COPY / (self.target.bandwidth_gbps * 1e3) if copied else FOLD_PER_BYTE
+        return LEAF + rate * nbytes(cls.type)
+
     def waiting(self, node: ENode, classes: Sequence[EClass]) -> float:
         """Microseconds to the host and back, where a kernel reads what the host must first have written in place."""
         if node.op.kernel is None:
@@ -105,8 +117,14 @@ class FusionGain:
 
     def node(self, node: ENode, classes: Sequence[EClass], out: Type) -> float:
         """The cost of an e-node."""
-        types = [classes[c].type for c in node.children]
-        own = self.time(node.op, types, node.attrs, out) + self.waiting(node, classes)
+        types, waiting = [classes[c].type for c in node.children], self.waiting(node, classes)
+        key = (node.op, repr(node.attrs), *map(id, types), id(out), bool(node.rule), waiting)
+        if key not in self._nodes:
+            self._nodes[key] = self._node(node, types, out, waiting), (types, out)
+        return self._nodes[key][0]
+
+    def _node(self, node: ENode, types: Sequence[Type], out: Type, waiting: float) -> float:
+        own = self.time(node.op, types, node.attrs, out) + waiting
         # An op that the program was captured with is no fusion, whoever made this node of it.
         fusion = bool(node.rule) and node.op not in self.captured
         parts = self.parts(node.op, types, node.attrs, out) if fusion else None
@@ -129,6 +147,9 @@ class UserCost(FusionGain):
     def __init__(self, price: Price, target: Target) -> None:
         super().__init__(target)
         self.price = price
+
+    def folded(self, cls: EClass) -> float:
+        return LEAF + FOLD_PER_BYTE * nbytes(cls.type)  # whatever unit the user's price is in
 
     def time(self, op: Op, types: Sequence[Type], attrs: tuple[Any, ...], out: Type) -> float:
         if op.leaf or (types and isinstance(types[0], TupleType)):

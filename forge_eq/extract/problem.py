@@ -60,7 +60,7 @@ class Problem:
                         f"its cost is {node.cost}",
                         "give every e-node a finite cost above zero",
                     )
-                if any(not 0 <= child < count for child in node.children):
+                if node.children and not (min(node.children) >= 0 and max(node.children) < count):
                     raise ExtractError(
                         "extract",
                         f"class {c}: {node.op}",
@@ -83,7 +83,10 @@ class Problem:
     @cached_property
     def kids(self) -> tuple[Nodes, ...]:
         """Per class, per e-node: its distinct children, in order of first use."""
-        return tuple(tuple(tuple(dict.fromkeys(node.children)) for node in nodes) for nodes in self.classes)
+        return tuple(
+            tuple([n.children if len(n.children) < 2 else tuple(dict.fromkeys(n.children)) for n in nodes])
+            for nodes in self.classes
+        )
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -115,7 +118,7 @@ class Problem:
                 if node.cost not in exact:
                     top, bottom = float(node.cost).as_integer_ratio()
                     exact[node.cost] = top * (scale // bottom)
-        return tuple(tuple(exact[node.cost] for node in nodes) for nodes in self.classes)
+        return tuple(tuple([exact[node.cost] for node in nodes]) for nodes in self.classes)
 
     @cached_property
     def order(self) -> tuple[tuple[int, ...], ...]:

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from forge_eq.egraph.view import EGraphView, ENode
 from forge_eq.errors import ExtractError
 from forge_eq.extract.base import Budget, Extraction, Extractor, check
-from forge_eq.extract.cost import FOLD_PER_BYTE, LEAF, FusionGain, foldable, leaf_of
+from forge_eq.extract.cost import LEAF, FusionGain, foldable, leaf_of
 from forge_eq.extract.default import Default
 from forge_eq.extract.problem import ENode as Choice
 from forge_eq.extract.problem import Problem
-from forge_eq.ir.graph import Builder, Graph, Origin
+from forge_eq.ir.graph import NOWHERE, Builder, Graph, Origin
 from forge_eq.ir.types import Type
 from forge_eq.options import Limits
-from forge_eq.targets.price import nbytes
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,20 @@ def problem_of(view: EGraphView, graph: Graph, cost: FusionGain, limits: Limits)
         if leaf is not None:
             classes.append((Choice(leaf.op.name, (), LEAF, "", leaf),))
         elif foldable(cls, limits.fold_bytes):
-            classes.append((Choice("folded", (), LEAF + FOLD_PER_BYTE * nbytes(cls.type), "", None),))
+            classes.append((Choice("folded", (), cost.folded(cls), "", None),))
         else:
-            classes.append(tuple(_alternative(n, view, cls.type, cost, leaves) for n in cls.nodes))
+            choice = len(cls.nodes) > 1
+            classes.append(tuple([_alternative(n, view, cls.type, cost, leaves, choice) for n in cls.nodes]))
     roots = dict.fromkeys(view.class_of[i] for i in (*graph.outputs, *graph.effects))
     return Problem(tuple(classes), tuple(roots))
 
 
-def _alternative(node: ENode, view: EGraphView, out: Type, cost: FusionGain, leaves: Sequence[ENode | None]) -> Choice:
-    children = tuple(c for c in node.children if leaves[c] is None)
+def _alternative(
+    node: ENode, view: EGraphView, out: Type, cost: FusionGain, leaves: Sequence[ENode | None], choice: bool
+) -> Choice:
+    children = tuple([c for c in node.children if leaves[c] is None])
     # The key tells alternatives of equal cost apart by structure: captured ones first, then by what they read.
-    key = (bool(node.rule), node.op.name, repr(node.attrs), node.children)
+    key = (bool(node.rule), node.op.name, repr(node.attrs), node.children) if choice else ""
     return Choice(node.op.name, children, cost.node(node, view.classes, out), key, node)
 
 
@@ -165,7 +167,8 @@ def _rebuild(view: EGraphView, graph: Graph, picked: Mapping[int, ENode]) -> Gra
         _, c = heapq.heappop(ready)
         pick = picked.get(c) or leaf_of(view.classes[c])
         assert pick is not None
-        made = replace(origin.get(c, Origin()), rule=pick.rule)
+        captured = origin.get(c, NOWHERE)
+        made = captured if captured.rule == pick.rule else replace(captured, rule=pick.rule)
         ids[c] = builder.add(pick.op, tuple(ids[i] for i in pick.children), pick.attrs, view.classes[c].type, made)
         for reader in readers.get(c, ()):
             after[reader].discard(c)

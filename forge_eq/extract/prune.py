@@ -84,7 +84,7 @@ def _circular(problem: Problem) -> set[tuple[int, int]]:
 
 
 def _renumber(node: ENode, number: Mapping[int, int]) -> ENode:
-    return ENode(node.op, tuple(number[k] for k in node.children), node.cost, node.key, node.payload)
+    return ENode(node.op, tuple([number[k] for k in node.children]), node.cost, node.key, node.payload)
 
 
 def _with_finite_terms(problem: Problem) -> list[list[int]]:

@@ -79,9 +79,10 @@ def _part(problem: Problem, group: list[int], bound_kids: Mapping[int, list[list
     classes = []
     for c in group:
         nodes = []
+        choice = len(problem.classes[c]) > 1  # else there is nothing that a key could tell apart
         for node, kids in zip(problem.classes[c], bound_kids[c], strict=True):
             # Equal groups of different layers get equal orders: what differs between layers comes last in the key.
-            key = f"{node.op} {len(kids)} {node.cost!r} {node.key}"
-            nodes.append(ENode(node.op, tuple(number[k] for k in kids), node.cost, key))
+            key = f"{node.op} {len(kids)} {node.cost!r} {node.key}" if choice else ""
+            nodes.append(ENode(node.op, tuple([number[k] for k in kids]), node.cost, key))
         classes.append(tuple(nodes))
     return Part(Problem(tuple(classes), tuple(number[c] for c in group if always[c])), tuple(group))

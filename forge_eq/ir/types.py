@@ -6,6 +6,7 @@ here, so a fact that would need it is simply unknown.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -54,17 +55,12 @@ class TensorType:
 
     @property
     def static(self) -> bool:
-        return all(isinstance(d, int) for d in self.shape)
+        return Sym not in map(type, self.shape)
 
     @property
     def elements(self) -> int | None:
         """Number of elements, or None when a dimension is symbolic."""
-        total = 1
-        for d in self.shape:
-            if not isinstance(d, int):
-                return None
-            total *= d
-        return total
+        return math.prod(self.shape) if self.static else None  # type: ignore[arg-type]
 
     @property
     def nbytes(self) -> int | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 from forge_eq.ir.types import TensorType, Type
 from forge_eq.lower.npu import Instr, Operand, Program, operand_type
@@ -33,7 +34,7 @@ def feature_major(rank: int, tokens: int) -> Layout:
 
 def shape_of(type: Type) -> tuple[int, ...]:
     """The sizes of a static tensor type; () for anything else."""
-    return tuple(int(str(d)) for d in type.shape) if isinstance(type, TensorType) and type.static else ()
+    return cast("tuple[int, ...]", type.shape) if isinstance(type, TensorType) and type.static else ()
 
 
 def stored_shape(type: Type, layout: Layout) -> list[int]:

@@ -85,6 +85,15 @@ def rank_of(program: Program, instr: Instr) -> int:
     return next(iter(ranks)) if len(ranks) == 1 else 0
 
 
+def one_row(program: Program, instr: Instr) -> bool:
+    """Whether it is a layer of one row, which is given as such whatever its layout (``Kernel.left``)."""
+    return is_layer(instr) and math.prod(shape_of(program.vregs[instr.dsts[0]].type)[:-1]) == 1
+
+
 def left_known(program: Program, instr: Instr) -> bool:
-    """Of weights [k, n] only a constant is transposed ahead (``run.model``); read by a flag it is another kernel."""
-    return instr.attrs[0] is True or instr.srcs[1] in program.constant_names
+    """Whether a layer may have its weight on the left.
+
+    Of weights [k, n] only a constant is transposed ahead (``run.model``); read by a flag it is another kernel. For one
+    row the plugin's own copy costs no more, and takes bias and activation in (docs/decisions/0014).
+    """
+    return instr.attrs[0] is True or (instr.srcs[1] in program.constant_names and not one_row(program, instr))

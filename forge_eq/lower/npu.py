@@ -94,7 +94,7 @@ class Instr:
     @property
     def reads(self) -> tuple[int, ...]:
         """The registers among the operands, one entry per read."""
-        return tuple(s for s in self.srcs if isinstance(s, int))
+        return tuple([s for s in self.srcs if isinstance(s, int)])
 
     @property
     def is_copy(self) -> bool:

@@ -30,7 +30,7 @@ from forge_eq.lower.layouts import (
     row_major,
     shape_of,
 )
-from forge_eq.lower.left import left_known, named, rank_of, token_axes
+from forge_eq.lower.left import left_known, named, one_row, rank_of, token_axes
 from forge_eq.lower.mincut import sink_side
 from forge_eq.lower.npu import Instr, Program, operand_type
 from forge_eq.targets import Target
@@ -38,6 +38,7 @@ from forge_eq.targets.price import REORDER, left_times, move_time, nbytes, row_p
 
 FREE = 0.05  # microseconds: an order that differs in axes of size 1 is the same bytes, yet fewer changes are better
 PACKED = 0.02  # share of its time that a layer may lose, if that saves the copy of its weight that rows cost
+PACKED_ROW = 0.1  # the same of one row, whose weight both stream: which is faster differs from process to process
 ROWS = 0.04  # share of its time that a product with the weight on the left loses when it reads rows, by a flag
 NORM = 2.0  # a norm over another axis than the last is no kernel of its own: several passes instead of one
 NANO = 1000  # capacities are whole nanoseconds: sums of floats would make the cut depend on the order of edges
@@ -82,7 +83,14 @@ def _gains(program: Program, target: Target, instr: Instr) -> bool:
     if not is_layer(instr) or target.device(instr.device).kind != "openvino":
         return False
     left = _left_time(program, target, instr)
-    return left is not None and left < (1.0 + PACKED) * own_time(program, target, instr, ())
+    return left is not None and left < _copying(program, instr) * own_time(program, target, instr, ())
+
+
+def _copying(program: Program, instr: Instr) -> float:
+    """What the time of a layer by rows is multiplied with, for the copy of its weight that the plugin then packs."""
+    if not is_layer(instr):
+        return 1.0
+    return 1.0 + (PACKED_ROW if one_row(program, instr) else PACKED)
 
 
 def _left_time(program: Program, target: Target, instr: Instr) -> float | None:
@@ -193,8 +201,8 @@ class _Network:
     def own(self, position: int) -> None:
         instr = self.program.instrs[position]
         order = feature_major(rank_of(self.program, instr), self.axes[position])
-        packed = 1.0 + PACKED if is_layer(instr) else 1.0
-        self.capacity[position, SINK] = packed * own_time(self.program, self.target, instr, ())
+        copying = _copying(self.program, instr)
+        self.capacity[position, SINK] = copying * own_time(self.program, self.target, instr, ())
         self.capacity[SOURCE, position] = own_time(self.program, self.target, instr, order)
         if is_layer(instr) and _left_time(self.program, self.target, instr) is None:
             self.capacity[SOURCE, position] = inf  # a kernel that the target does not know is not chosen

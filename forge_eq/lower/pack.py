@@ -48,14 +48,16 @@ class _Packer:
         self.builder = Builder(graph)
         self.data = dict(graph.constants)
         self.ids: dict[int, int] = {}
-        self.found: dict[str, list[int] | None] = {}  # weight -> its parts in the new graph
+        self.found: dict[str, tuple[torch.Tensor, ...] | None] = {}  # weight -> what it was stored as
+        self.made: dict[str, list[int]] = {}  # the same in the new graph
 
     def run(self) -> Graph:
-        for node in self.graph.nodes:
-            parts = self.parts(node) if node.op.cost.form and self.pays(node) else None
-            self.ids[node.id] = self.copy(node) if parts is None else self.product(node, parts)
-        if not any(self.found.values()):
+        packed = {n.id: w for n in self.graph.nodes if n.op.cost.form and self.pays(n) and (w := self.weight(n))}
+        if not packed:
             return self.graph
+        for node in self.graph.nodes:
+            weight = packed.get(node.id)
+            self.ids[node.id] = self.copy(node) if weight is None else self.product(node, self.parts(weight))
         return self.builder.finish(tuple(self.ids[i] for i in self.graph.outputs), constants=self.data).live()
 
     def copy(self, node: Node) -> int:
@@ -68,18 +70,23 @@ class _Packer:
         packed = packed_time(self.target, node.op, types, node.type)
         return packed is not None and packed <= PAYS * best_time(self.target, node.op, types, node.attrs, node.type)
 
-    def parts(self, node: Node) -> list[int] | None:
-        """The parts of the node's weight, if it is a constant [n, k] that has them."""
+    def weight(self, node: Node) -> str | None:
+        """The name of the node's weight, if it is a constant [n, k] that has parts."""
         weight = self.graph.nodes[node.inputs[1]]
         if weight.op is not constant or not node.attrs or node.attrs[0] is not True:
             return None
-        name = weight.attrs[0]
+        name: str = weight.attrs[0]
         if name not in self.found:
             data = self.graph.constants.get(name)  # a graph may come without its data, or with shapes only
-            made = None if data is None or data.is_meta else exact(data)
-            parts = [self.leaf(f"{name}.{k}", v) for k, v in zip("qsz", made or (), strict=False)]
-            self.found[name] = parts or None
-        return self.found[name]
+            self.found[name] = None if data is None or data.is_meta else exact(data)
+        return name if self.found[name] else None
+
+    def parts(self, weight: str) -> list[int]:
+        """The parts of a weight, each a constant."""
+        if weight not in self.made:
+            named = zip("qsz", self.found[weight] or (), strict=False)
+            self.made[weight] = [self.leaf(f"{weight}.{k}", v) for k, v in named]
+        return self.made[weight]
 
     def leaf(self, name: str, value: torch.Tensor) -> int:
         while name in self.data:

@@ -173,5 +173,6 @@ def home_leaves(program: Program, host: str) -> Program:
         found = readers.get(leaf, {host})
         tensor = isinstance(vregs[leaf].type, TensorType)
         device = next(iter(found)) if len(found) == 1 and tensor else host
-        vregs[leaf] = VReg(leaf, vregs[leaf].type, device)
+        if vregs[leaf].device != device:
+            vregs[leaf] = VReg(leaf, vregs[leaf].type, device)
     return replace(program, vregs=tuple(vregs))

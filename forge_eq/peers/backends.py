@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-_OURS = ("forge_eq.program", "forge_eq.capture.record", "forge_eq.egraph.engine", "forge_eq.run.guard", "openvino")
+_STAGES = ("egraph.engine", "extract.program", "lower.select", "lower.orient", "schedule.plan", "run.guard")
+_OURS = ("forge_eq.program", "forge_eq.capture.record", *(f"forge_eq.{m}" for m in _STAGES), "openvino")
 
 Call = Callable[[], Sequence[Any]]
 Mark = Callable[[str], None]  # the phase that has just ended

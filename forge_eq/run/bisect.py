@@ -19,7 +19,8 @@ from forge_eq.errors import RunError
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program, Segment
 from forge_eq.run.model import build_model
-from forge_eq.run.openvino_builder import cpu_builder, shared_tensor
+from forge_eq.run.openvino_builder import shared_tensor
+from forge_eq.run.openvino_cpu import CpuBuilder
 from forge_eq.run.segments import compile_model
 from forge_eq.run.values import TORCH_DTYPES
 from forge_eq.targets import Target
@@ -93,7 +94,7 @@ class _Search:
             outputs,
             lambda r: self.values[r] if program.root(r) in names else None,
             "probe",
-            lambda: cpu_builder(self.threads),
+            lambda: CpuBuilder(self.threads),
         )
         request = compile_model(built, self.threads).create_infer_request()
         given = [self.values[r].contiguous() for r in built.reads]

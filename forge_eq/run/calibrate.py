@@ -20,7 +20,8 @@ from typing import Any
 from forge_eq.errors import RunError
 from forge_eq.lower.pack import GROUP
 from forge_eq.ops.linalg import left
-from forge_eq.run.openvino_builder import PRECISION, cpu_builder, load_openvino
+from forge_eq.run.openvino_builder import PRECISION, load_openvino
+from forge_eq.run.openvino_cpu import CpuBuilder
 from forge_eq.targets.kernels import FORMS
 
 SHAPES = ((512, 512), (512, 2048), (768, 3072), (3072, 768), (896, 4864), (2048, 2048), (2048, 8192), (8192, 2048))
@@ -109,7 +110,7 @@ class _Bench:
         """``copies`` layers over one input, each with its own weight and result."""
         stored = form == "left"
         x = self.o.parameter([1, k, tokens] if stored else [1, tokens, k], self.np.float32)
-        g, results = cpu_builder(self.threads), []
+        g, results = CpuBuilder(self.threads), []
         for i in range(copies):
             if form == "packed":
                 y = g.matmul_packed(x, *self.packed(i * k * n, n, k))

@@ -24,7 +24,7 @@ from forge_eq.errors import ForgeError
 from forge_eq.ir.graph import Graph
 from forge_eq.remarks import Remark
 from forge_eq.run.boundary import input_checker
-from forge_eq.run.differential import Answers, float64_outputs
+from forge_eq.run.differential import Answers
 from forge_eq.run.probes import probes
 from forge_eq.verify.criterion import compare
 
@@ -60,11 +60,11 @@ def confirm(
             got = _results(graph, batch, answers(batch))
         except (ForgeError, RuntimeError, TypeError, ValueError, IndexError) as e:
             return Confirmed(f"does not run on {name} inputs: {e}", None)
-        if reason := _difference(graph, module, batch, got, wanted):
+        if reason := _difference(answers, module, batch, got, wanted):
             # A second try before blame, as everywhere: docs/decisions/0005.
             answers = Answers(graph)
             again = _results(graph, batch, answers(batch))
-            if _difference(graph, module, batch, again, _module(graph, module, batch)):
+            if _difference(answers, module, batch, again, _module(graph, module, batch)):
                 return Confirmed(f"differs from the module on {name} inputs: {reason}", None)
             name += " (not repeatable)"
         names.append(name)
@@ -74,7 +74,8 @@ def confirm(
     return Confirmed("", answers, (told,))
 
 
-def _difference(graph: Graph, module: torch.nn.Module, batch: Sequence[Any], got: Any, wanted: Any) -> str:
+def _difference(answers: Answers, module: torch.nn.Module, batch: Sequence[Any], got: Any, wanted: Any) -> str:
+    graph = answers.graph
     if _identical(got, wanted):
         return ""
     with exporting():
@@ -88,7 +89,7 @@ def _difference(graph: Graph, module: torch.nn.Module, batch: Sequence[Any], got
     places = [k for kind, k in graph.signature.outputs if kind == "value"]
 
     def oracle() -> Sequence[Any] | None:
-        exact = float64_outputs(graph, batch)
+        exact = answers.in_float64(batch)
         return None if exact is None else [exact[k] for k in places]
 
     return compare(mine, values, oracle).reason

@@ -9,6 +9,7 @@ remark says so. Not here: the check of what OpenVINO computes (``run.guard``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -22,26 +23,48 @@ from forge_eq.remarks import Remark
 from forge_eq.run.boundary import input_checker
 from forge_eq.run.pooled import look_again
 from forge_eq.run.probes import probes
+from forge_eq.run.values import in_float64
 from forge_eq.verify.criterion import Verdict, compare
 
 Batch = tuple[str, list[Any]]
 
 
 class Answers:
-    """A graph's outputs, computed once for each set of inputs. Whoever asks leaves them as they are."""
+    """A graph's outputs, and these in float64, computed once for each set of inputs. Whoever asks leaves them alone."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._known: list[tuple[list[Any], tuple[Any, ...]]] = []
+        self._wide = in_float64(graph)
+        self._known: list[_Asked] = []
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        for asked, outputs in self._known:
-            if all(_equal(a, b) for a, b in zip(asked, inputs, strict=True)):
-                return outputs
-        with torch.no_grad():
-            outputs = run_graph(self.graph, inputs)
-        self._known.append(([v.clone() if isinstance(v, torch.Tensor) else v for v in inputs], outputs))
-        return outputs
+        asked = self._asked(inputs)
+        if asked.outputs is None:
+            with torch.no_grad():
+                asked.outputs = run_graph(self.graph, inputs)
+        return asked.outputs
+
+    def in_float64(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
+        """As :func:`forge_eq.run.values.in_float64` gives them."""
+        asked = self._asked(inputs)
+        if asked.exact is None:
+            with torch.no_grad():
+                asked.exact = self._wide(inputs)
+        return asked.exact
+
+    def _asked(self, inputs: Sequence[Any]) -> _Asked:
+        for asked in self._known:
+            if all(_equal(a, b) for a, b in zip(asked.inputs, inputs, strict=True)):
+                return asked
+        self._known.append(_Asked([v.clone() if isinstance(v, torch.Tensor) else v for v in inputs]))
+        return self._known[-1]
+
+
+@dataclass
+class _Asked:
+    inputs: list[Any]
+    outputs: tuple[Any, ...] | None = None
+    exact: Sequence[Any] | None = None
 
 
 def _equal(a: Any, b: Any) -> bool:

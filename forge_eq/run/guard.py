@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from forge_eq.run.heap import give_back
 from forge_eq.run.openvino_builder import load_openvino
 from forge_eq.run.pooled import look_again
 from forge_eq.run.probes import probes
+from forge_eq.run.probes import quick as quick_probes
 from forge_eq.run.values import describe, evaluate
 from forge_eq.targets import Target
 from forge_eq.verify.criterion import Verdict, compare
@@ -91,12 +91,12 @@ def guard(
         examples: flat example inputs; the other probes are derived from them.
         wide: the captured program in float64 (``run.values.in_float64``), asked where the tolerance is exceeded.
         pins: instructions to give to torch from the start.
-        quick: only the example and one random variation of it, not the edge inputs.
+        quick: only ``probes.quick``, not the edge inputs.
 
     Raises:
         RunError: openvino is missing, or the program disagrees with the reference even when torch computes it.
     """
-    inputs = list(islice(probes(examples, seed), 2 if quick else None))
+    inputs = list((quick_probes if quick else probes)(examples, seed))
     return _Guard(program, target, reference, wide, threads).run(inputs, frozenset(pins))
 
 
@@ -132,7 +132,7 @@ class _Guard:
         asked: list[_Probe] = []
         for name, inputs in asked_of:
             try:
-                wanted = [_own(v) for v in _seeded(partial(self.reference, inputs))]
+                wanted = list(_seeded(partial(self.reference, inputs)))
             except Exception as e:  # whatever the user's program raises on inputs that we made up
                 if not asked:
                     raise

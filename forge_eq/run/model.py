@@ -8,7 +8,6 @@ Not here: nodes of a kernel (``run.openvino_builder``), compiling and binding (`
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ import torch
 from forge_eq.errors import RunError
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.layouts import Layout, is_layer, operand, permutation, row_major, shape_of, stored_shape
+from forge_eq.lower.left import one_row
 from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.movement import reshape
 from forge_eq.run.openvino_builder import NodeBuilder, element_type
@@ -161,7 +161,7 @@ class _ModelWriter:
             made = list(made) if isinstance(made, tuple | list) else made.outputs()
         else:
             made = [made]
-        layout = () if self.one_row(instr) else instr.layout
+        layout = () if one_row(self.program, instr) else instr.layout
         for dst, node in zip(instr.dsts, made, strict=True):
             self.nodes[dst] = {layout: self.checked(dst, layout, node, name)}
 
@@ -199,15 +199,11 @@ class _ModelWriter:
         x, _, *bias = (s for s in instr.srcs if isinstance(s, int))
         stored = instr.layout in self.nodes.get(x, {}) or instr.layout[-1] != len(instr.layout) - 2
         behind = [self.read(b) for b in bias]
-        if not self.one_row(instr):
+        if not one_row(self.program, instr):
             behind = [self.g.reshaped(b, [self.g.shape(b)[0], 1]) for b in behind]
         value = self.read(x, instr.layout if stored else ())
         weight, transposed = self.weight(instr)
         return instr.op.kernel.left(self.g, stored, value, weight, *behind, transposed, *instr.attrs[1:])
-
-    def one_row(self, instr: Instr) -> bool:
-        """Whether it is a layer of one row, which is given as such whatever its layout (``Kernel.left``)."""
-        return is_layer(instr) and math.prod(shape_of(self.program.vregs[instr.dsts[0]].type)[:-1]) == 1
 
     def attributes(self, instr: Instr) -> list[Any]:
         """The attributes, with axes counted as they are stored."""

@@ -185,11 +185,6 @@ class NodeBuilder:
         self.kept[made.get_name()] = value
         return made
 
-    def shaped(self, x: Any, shape: Sequence[int]) -> Any:
-        """As :meth:`reshaped`; a constant is one of that shape, over the same memory, and no node reshapes it."""
-        value = self.kept.get(x.get_name()) if hasattr(x, "get_name") else None
-        return self.reshaped(x, shape) if value is None else self.constant(value.reshape(*shape))
-
     # ------------------------------------------------------------------------------------------ elementwise
 
     def select(self, condition: Any, x: Any, y: Any) -> Any:
@@ -354,11 +349,11 @@ class NodeBuilder:
     def matmul_packed(self, x: Any, q: Any, s: Any, z: Any = None) -> Any:
         """x times a weight [n, k] of integers, scales and offsets [n, groups], spelt so that the kernel unpacks it."""
         rows, groups = self.shape(s)
-        grouped = self.shaped(q, [rows, groups, self.shape(q)[1] // groups])
+        grouped = self.reshaped(q, [rows, groups, self.shape(q)[1] // groups])
         whole = self._named(self.opset.convert(grouped, np.float32))
         if z is not None:
-            whole = self._named(self.opset.subtract(whole, self.shaped(z, [rows, groups, 1])))
-        weight = self.multiply(whole, self.shaped(s, [rows, groups, 1]))
+            whole = self._named(self.opset.subtract(whole, self.reshaped(z, [rows, groups, 1])))
+        weight = self.multiply(whole, self.reshaped(s, [rows, groups, 1]))
         return self._named(self.opset.matmul(x, self.reshaped(weight, self.shape(q)), False, True))
 
     def rotate_half(self, x: Any) -> Any:
@@ -392,8 +387,3 @@ class NodeBuilder:
     def attention_parts(self, *args: Any) -> Any:
         """See :func:`forge_eq.run.openvino_attention.attention_parts`."""
         return attention_parts(self, *args)
-
-
-def cpu_builder(threads: int = 0) -> NodeBuilder:
-    """For a model that runs on so many threads of the CPU plugin; 0 is its default, a thread for each core."""
-    return NodeBuilder(threads or torch.get_num_threads())

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from forge_eq.verify.criterion import Verdict, compare
+from forge_eq.verify.criterion import Parts, Verdict, compare
 
 Run = Callable[[list[Any]], Sequence[Any]]
 Wide = Callable[[Sequence[Any]], Sequence[Any] | None]  # the outputs in float64, or None
@@ -42,7 +42,7 @@ def look_again(first: Verdict, inputs: Sequence[Any], run: Run, reference: Run, 
             return first
         got.append(found)
         want.append(outputs)
-        exact.append([torch.as_tensor(v) for v in truth])
+        exact.append([v.whole() if isinstance(v, Parts) else torch.as_tensor(v) for v in truth])
     return compare(_stacked(got), _stacked(want), lambda: _stacked(exact)) if got else first
 
 

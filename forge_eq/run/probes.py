@@ -7,6 +7,7 @@ Takes example inputs. Gives them and variations of them of the same types. Not h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,6 +23,21 @@ def probes(examples: Sequence[Any], seed: int = 0) -> Iterator[tuple[str, list[A
     generator = torch.Generator().manual_seed(seed)
     for name, scale in (("random", 1.0), ("zeros", 0.0), ("large", 16.0)):
         yield name, [_like(v, scale, generator) for v in examples]
+
+
+def quick(examples: Sequence[Any], seed: int = 0) -> Iterator[tuple[str, list[Any]]]:
+    """The example, and a random variation where that is another kind of input.
+
+    A variation of integers and booleans stays within their range, so that of an example such as the tokens of a text,
+    of more than one value each, it would be one more of the same kind.
+    """
+    return islice(probes(examples, seed), 1 if all(_varies(v) for v in examples) else 2)
+
+
+def _varies(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.numel() == 0 or value.is_complex():
+        return True  # no variation changes it
+    return not value.is_floating_point() and bool(value.min() != value.max())
 
 
 def _like(value: Any, scale: float, generator: torch.Generator) -> Any:

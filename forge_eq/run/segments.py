@@ -18,7 +18,8 @@ from forge_eq.errors import RunError
 from forge_eq.lower.npu import Segment
 from forge_eq.run.arena import Memory
 from forge_eq.run.model import Built, build_model
-from forge_eq.run.openvino_builder import PRECISION, cpu_builder, load_openvino, shared_tensor
+from forge_eq.run.openvino_builder import PRECISION, load_openvino, shared_tensor
+from forge_eq.run.openvino_cpu import CpuBuilder
 
 
 def compile_model(built: Built, threads: int = 0) -> Any:
@@ -73,7 +74,7 @@ class ModelSegment:
             outputs,
             lambda r: memory.values[r] if memory.is_constant(r) else None,
             f"{program.name}.{segment.start}",
-            lambda: cpu_builder(threads),
+            lambda: CpuBuilder(threads),
         )
 
     def compile(self) -> None:

@@ -7,7 +7,7 @@ Not here: storage (``run.arena``), OpenVINO (``run.segments``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from forge_eq.ir.types import DTYPES, FLOATS, TensorType
 from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.elementwise import cast
 from forge_eq.ops.linalg import embedding, linear, linear_bias
+from forge_eq.verify.criterion import Parts
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 assert TORCH_DTYPES.keys() == DTYPES.keys()
@@ -137,17 +138,24 @@ def _wide_instr(instr: Instr) -> Instr:
 def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
     """A graph as a function of its flat inputs that computes in float64; None when a call insists on its own dtype.
 
-    A weight is widened where it is read and dropped then, a large one in parts: see :func:`_run_wide`.
+    A weight is widened where it is read and dropped then, a large one in parts: see :func:`_run_wide`. A large layer
+    whose results are an output and nothing else, as logits are, is given as ``criterion.Parts``.
     """
 
     def wider(node: Node) -> Node:
         return replace(node, attrs=("f64",)) if node.op is cast and node.attrs[0] in FLOATS else node
 
     wide = rewrite_nodes(graph, wider)
+    last = {i for i in graph.outputs if not graph.users()[i] and graph.outputs.count(i) == 1}
+
+    def call(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> Any:
+        if node.id in last and _is_large_layer(node, operands):
+            return Parts(partial(_by_features, *_layer(node, operands)))
+        return _run_wide(node, operands, submodules)
 
     def run(inputs: Sequence[Any]) -> Sequence[Any] | None:
         try:
-            return [_widened(v) for v in run_graph(wide, [_widened(v) for v in inputs], _run_wide)]
+            return [_widened(v) for v in run_graph(wide, [_widened(v) for v in inputs], call)]
         except (ForgeError, RuntimeError, TypeError):
             return None
 
@@ -162,24 +170,36 @@ def _run_wide(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any]
     """
     if node.op is embedding:
         return _widened(run_node(node, operands, submodules))
-    if node.op in (linear, linear_bias) and _is_large(operands[1]):
-        x, weight, *bias = operands
-        return _by_features(_widened(x), weight if node.attrs[0] else weight.t(), *map(_widened, bias))
+    if _is_large_layer(node, operands):
+        x, weight, bias = _layer(node, operands)
+        made = x.new_empty(*x.shape[:-1], len(weight))
+        for part, values in _by_features(x, weight, bias):
+            made[..., part] = values
+        return made
     return run_node(node, [_widened(v) for v in operands], submodules)
 
 
-def _is_large(weight: Any) -> bool:
-    return isinstance(weight, torch.Tensor) and weight.dtype is not torch.float64 and 8 * weight.numel() > WIDE_BYTES
+def _is_large_layer(node: Node, operands: Sequence[Any]) -> bool:
+    if node.op not in (linear, linear_bias) or not isinstance(operands[1], torch.Tensor):
+        return False
+    return operands[1].dtype is not torch.float64 and 8 * operands[1].numel() > WIDE_BYTES
 
 
-def _by_features(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """A linear layer in float64 with ``weight`` [n, k] in whatever it is stored."""
+def _layer(node: Node, operands: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Operand and bias in float64, and the weight [n, k] in whatever it is stored."""
+    x, weight, *bias = operands
+    return _widened(x), weight if node.attrs[0] else weight.t(), _widened(bias[0]) if bias else None
+
+
+def _by_features(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """(features, their results) of a linear layer in float64."""
     count, size = weight.shape
-    made, step = x.new_empty(*x.shape[:-1], count), max(1, WIDE_BYTES // (8 * size))
+    step = max(1, WIDE_BYTES // (8 * size))
     for at in range(0, count, step):
         part = slice(at, at + step)
-        made[..., part] = F.linear(x, weight[part].double(), None if bias is None else bias[part])
-    return made
+        yield part, F.linear(x, weight[part].double(), None if bias is None else bias[part])
 
 
 def fits(type: Any, value: Any) -> bool:

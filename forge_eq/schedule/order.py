@@ -97,28 +97,35 @@ def _best(
     The costly kinds are built only when the plain phases exceed the limit: none of them has fewer transitions.
     """
     given_order = list(range(len(program.instrs)))
+    peak = sum(given.values())
     if program.transitions == 0:
-        return "program order", program, sum(given.values())
+        return "program order", program, peak
     phases = _phases(program, before)
     plain = [(name, sorted(given_order, key=lambda p: (phase[p], p))) for name, phase in phases]
-    chosen = _choose(program, target, plain, limit)
+    chosen = _choose(program, target, peak, plain, limit)
     if chosen is None:
-        chosen = _choose(program, target, [(f"{n}, lean", _lean(program, before, p)) for n, p in phases], limit)
+        lean = [(f"{n}, lean", _lean(program, before, p)) for n, p in phases]
+        chosen = _choose(program, target, peak, lean, limit)
     if chosen is None:
         rest = [*_run_ahead(program, before, given, limit), ("program order", given_order)]
-        chosen = _choose(program, target, rest, limit)
+        chosen = _choose(program, target, peak, rest, limit)
     assert chosen is not None, "the given order is within the limit"
     return chosen
 
 
 def _choose(
-    program: Program, target: Target, candidates: Sequence[tuple[str, Order]], limit: float
+    program: Program, target: Target, given: int, candidates: Sequence[tuple[str, Order]], limit: float
 ) -> tuple[str, Program, int] | None:
+    """``given`` is the peak of the program as it is."""
+
+    def peak(made: Program) -> int:
+        return given if made.instrs == program.instrs else sum(live_peaks(made, target).values())
+
     distinct = {tuple(o): name for name, o in reversed(candidates)}
     made = [(n, replace(program, instrs=tuple(program.instrs[p] for p in o))) for o, n in reversed(distinct.items())]
     counts = [m.transitions for _, m in made]
     for count in sorted(set(counts)):
-        equal = [(*e, sum(live_peaks(e[1], target).values())) for e, c in zip(made, counts, strict=True) if c == count]
+        equal = [(*e, peak(e[1])) for e, c in zip(made, counts, strict=True) if c == count]
         within = [e for e in equal if e[2] <= limit]
         if within:
             return min(within, key=lambda e: e[2])

@@ -23,11 +23,13 @@ def materialise(program: Program, devices: Sequence[str], host: str) -> Program:
 
     Raises ScheduleError when an accelerator would read or write a host number.
     """
-    instrs = tuple(replace(i, device=d) for i, d in zip(program.instrs, devices, strict=True))
+    pairs = zip(program.instrs, devices, strict=True)
+    instrs = tuple(i if i.device == d else replace(i, device=d) for i, d in pairs)
     vregs = list(program.vregs)
     for instr in instrs:
         for dst in instr.dsts:
-            vregs[dst] = replace(vregs[dst], device=instr.device)
+            if vregs[dst].device != instr.device:
+                vregs[dst] = replace(vregs[dst], device=instr.device)
     placed = home_leaves(replace(program, instrs=instrs, vregs=tuple(vregs)), host)
     return _Transfers(placed).run()
 
@@ -45,11 +47,11 @@ class _Transfers:
         for instr in self.program.instrs:
             srcs = tuple(self.on(s, instr.device, instr) for s in instr.srcs)
             for dst in instr.dsts:
-                if self.vregs[dst].alias_of is not None:
+                if self.vregs[dst].alias_of not in (None, srcs[0]):
                     alias = srcs[0]
                     assert isinstance(alias, int), "a view looks at a register"
                     self.vregs[dst] = replace(self.vregs[dst], alias_of=alias)
-            self.instrs.append(replace(instr, srcs=srcs))
+            self.instrs.append(instr if srcs == instr.srcs else replace(instr, srcs=srcs))
         return replace(
             self.program, vregs=tuple(self.vregs), constants=tuple(self.constants), instrs=tuple(self.instrs)
         )

@@ -25,9 +25,22 @@ TOLERANCES = {  # dtype -> (relative to the element, absolute where the largest 
     torch.complex128: (1e-7, 1e-7),
 }
 RMSE_FACTOR, RMSE_FACTOR_OF_FEW = 2.0, 3.0
-BLOCK = 1 << 16  # elements compared at a time
+BLOCK = 32_000  # elements compared at a time: they stay in the cache, and torch shares no so small work among threads
 FEW = 1000  # elements: of fewer, the ratio of two errors says little
 Oracle = Callable[[], Sequence[Any] | None]  # the outputs in float64, or None when nobody can compute them
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An exact result that is made in parts whenever it is read: all of a large model's logits are more than its rest.
+
+    ``read`` gives (part of the last axis, the values there in float64).
+    """
+
+    read: Callable[[], Iterator[tuple[slice, torch.Tensor]]]
+
+    def whole(self) -> torch.Tensor:
+        return torch.cat([values for _, values in self.read()], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +105,14 @@ def _tensors(g: Any, w: torch.Tensor) -> tuple[str, float, bool]:
 def _finite(g: torch.Tensor, w: torch.Tensor) -> tuple[float, bool] | None:
     """(largest difference, within tolerance) of real values; None where some are not finite.
 
-    A block at a time: copies of all of them in float64 would not stay in the caches.
+    The difference of two near numbers of a type is exact in it, or in float32 where that is wider.
     """
-    blocks = list(_blocks(g, w))
     worst = largest = 0.0
-    for a, b in blocks:
-        wide = b.double()
-        off = float(torch.sub(a.double(), wide).abs_().max())
-        size = float(wide.abs().max())
+    for a, b in _blocks(g, w):
+        if b.element_size() < 4:
+            a, b = a.float(), b.float()
+        (low, high), (least, most) = torch.aminmax(a - b), torch.aminmax(b)
+        off, size = max(-float(low), float(high)), max(-float(least), float(most))
         if not (math.isfinite(off) and math.isfinite(size)):
             return None
         worst, largest = max(worst, off), max(largest, size)
@@ -109,13 +122,14 @@ def _finite(g: torch.Tensor, w: torch.Tensor) -> tuple[float, bool] | None:
         return worst, True
     if worst > allowed + relative * largest:
         return worst, False
-    wide_blocks = ((a.double(), b.double()) for a, b in blocks)
-    return worst, all(bool(((a - b).abs() <= allowed + relative * b.abs()).all()) for a, b in wide_blocks)
+    wide = ((a.double(), b.double()) for a, b in _blocks(g, w))
+    return worst, all(bool(((a - b).abs() <= allowed + relative * b.abs()).all()) for a, b in wide)
 
 
-def _blocks(g: torch.Tensor, w: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    a, b = g.reshape(-1), w.reshape(-1)
-    return ((a[k : k + BLOCK], b[k : k + BLOCK]) for k in range(0, b.numel(), BLOCK))
+def _blocks(*values: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same elements of each, a few at a time: copies of all of them in float64 would not stay in the caches."""
+    flat = [v.detach().reshape(-1) for v in values]
+    return (tuple(v[k : k + BLOCK] for v in flat) for k in range(0, flat[0].numel(), BLOCK))
 
 
 def _near(g: torch.Tensor, w: torch.Tensor) -> bool:
@@ -142,28 +156,51 @@ def _near(g: torch.Tensor, w: torch.Tensor) -> bool:
     return apart <= max(TOLERANCES[w.dtype][1] * min(1.0, exact), torch.finfo(w.dtype).eps * share * exact)
 
 
+@dataclass(slots=True)
+class _Errors:
+    """What the criterion asks of the elements that are judged: sums of squares, in float64."""
+
+    count: int = 0
+    got: float = 0.0  # the result's differences from the exact values
+    due: float = 0.0  # the reference's
+    exact: float = 0.0
+    largest: float = 0.0
+
+    def add(self, g: torch.Tensor, w: torch.Tensor, truth: torch.Tensor) -> None:
+        # What both have exactly, as rows of a cache that a step leaves alone, must not dilute the error of the rest.
+        judged = w.isfinite() & truth.isfinite() & ((w != truth) | (g != truth))
+        if not judged.all():
+            g, w, truth = g[judged], w[judged], truth[judged]
+        if truth.numel():
+            self.count += truth.numel()
+            self.got, self.due = self.got + _square(g - truth), self.due + _square(w - truth)
+            self.exact, self.largest = self.exact + _square(truth), max(self.largest, float(truth.abs().max()))
+
+    def rms(self, squares: float) -> float:
+        return math.sqrt(squares / self.count)
+
+
+def _square(off: torch.Tensor) -> float:
+    return float(off.abs().square_().sum())
+
+
 def _against(g: torch.Tensor, w: torch.Tensor, exact: Any, difference: float) -> str:
     if exact is None:
         return f"off by {difference:.3g}, and there is no float64 result to judge by"
-    truth = torch.as_tensor(exact)
-    # What both have exactly, as the rows of a cache that a step leaves alone, must not dilute the error of the rest.
-    judged = w.isfinite() & truth.isfinite() & ((w != truth) | (g != truth))
-    g, w, truth = g[judged], w[judged], truth[judged]
-    if not truth.numel():
+    wide, errors = torch.complex128 if w.is_complex() else torch.float64, _Errors()
+    whole = [(g, w, exact)] if not isinstance(exact, Parts) else ((g[..., p], w[..., p], v) for p, v in exact.read())
+    for part in whole:
+        for block in _blocks(*map(torch.as_tensor, part)):
+            errors.add(*(v.to(wide) for v in block))
+    if not errors.count:
         return ""
-    got, due = rmse(g, truth), rmse(w, truth)
-    factor = RMSE_FACTOR if judged.numel() >= FEW else RMSE_FACTOR_OF_FEW
+    got, due = errors.rms(errors.got), errors.rms(errors.due)
+    factor = RMSE_FACTOR if errors.count >= FEW else RMSE_FACTOR_OF_FEW
     # Where the reference happens to be exact, rounding once must still be allowed.
-    once = torch.finfo(w.dtype).eps * rmse(truth, torch.zeros_like(truth))
-    if got <= factor * due + max(once, TOLERANCES[w.dtype][1] * min(1.0, float(truth.abs().max()))):
+    once = torch.finfo(w.dtype).eps * errors.rms(errors.exact)
+    if got <= factor * due + max(once, TOLERANCES[w.dtype][1] * min(1.0, errors.largest)):
         return ""
     return f"off by {difference:.3g}; RMSE to float64 {got:.3g} where the original has {due:.3g}"
-
-
-def rmse(value: torch.Tensor, truth: torch.Tensor) -> float:
-    """Root-mean-square difference, in float64."""
-    wide = torch.complex128 if truth.is_complex() else torch.float64
-    return float((value.to(wide) - truth.to(wide)).abs().square().mean().sqrt()) if value.numel() else 0.0
 
 
 def difference(got: Sequence[Any], want: Sequence[Any], oracle: Oracle | None = None) -> str | None:

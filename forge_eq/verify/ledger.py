@@ -51,10 +51,14 @@ class Evidence:
 def parse(line: str) -> Evidence:
     """Reads what ``str(evidence)`` wrote. Raises FileError on anything else."""
     parts = line.split()
-    if len(parts) < 4 or parts[3] not in VERDICTS or not all("=" in p for p in parts[4:]):
+    try:
+        rule, hashed, exact, verdict = parts[:4]
+        counts: dict[str, str] = dict([p.split("=", 1) for p in parts[4:]])
+    except ValueError:
+        verdict = ""
+    if verdict not in VERDICTS:
         raise FileError("verify", LEDGER.name, f"{line!r} is no line of the ledger", "run `forge-eq verify --write`")
-    counts = {key: value for key, _, value in (p.partition("=") for p in parts[4:])}
-    return Evidence(parts[0], parts[1], parts[2], parts[3], counts)
+    return Evidence(rule, hashed, exact, verdict, counts)
 
 
 def read(path: Path = LEDGER) -> dict[str, Evidence]:
