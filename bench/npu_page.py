@@ -97,12 +97,13 @@ def times(rows: Sequence[tuple[Case, Found]]) -> str:
     if not rows:
         return NOT_YET
     step = any(c.step for c, _ in rows)
-    head = ["", "plain", "ours", "ours / plain", "plain, host", "ours, host", "both on the host", "form"]
+    head = ["", "plain", "ours", "ours / plain", "form", "plain, host", "ours, host", "both on the host", "form"]
     head += ["plain, host, state forgotten", "ours, host / it"] if step else []
     body = []
     for case, f in rows:
-        row = [case.name, us(f, "plain"), us(f, "ours"), percent(f, "ours", "plain"), us(f, "plain host")]
-        row += [us(f, "ours host"), percent(f, "ours host", "plain host"), f["ours host"].get("form", "-")]
+        host = f["ours host"].get("form", "-")
+        row = [case.name, us(f, "plain"), us(f, "ours"), percent(f, "ours", "plain"), f["ours"].get("form", host)]
+        row += [us(f, "plain host"), us(f, "ours host"), percent(f, "ours host", "plain host"), host]
         forgotten = "plain host, state forgotten"
         row += [us(f, forgotten), percent(f, "ours host", forgotten)] if step else []
         body.append(row)

@@ -71,6 +71,18 @@ def test_a_product_over_many_features(gate: bool, bias: bool, parts: int) -> Non
     assert {t.untyped_storage().data_ptr() for t in found.constants.values()} <= old  # nothing is copied
 
 
+@pytest.mark.parametrize("gate", [False, True])
+def test_what_a_product_reads_is_made_in_parts(gate: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    graph = chosen(Feed(gate, True), x)
+    found = in_blocks(graph, Blocks(24, 2, 2, outer=False, joined=True))
+    check(found)
+    assert len(products(found)) == 2 * len(products(graph)) - 1  # the last is whole
+    (want,), (got,) = run_graph(graph, [x]), run_graph(found, [x])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("blocks", [Blocks(25, 1, 2, False), Blocks(24, 11, 2, False), Blocks(24, 1, 7, False)])
 def test_what_is_not_asked_for_stays(blocks: Blocks) -> None:
     graph = chosen(Feed(True, True), torch.randn(2, 5, 8))

@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from forge_eq.npu.segments import instruction, npu_segments, segment_model
 from forge_eq.npu.trace import parse
 from forge_eq.options import Options
 from forge_eq.pipeline import Job, run
+from forge_eq.run.openvino_npu import NpuBuilder
 from forge_eq.targets import load
 
 SERVER = Provider("native", (sys.executable, "-m", "forge_eq.npu.server"))
@@ -272,7 +274,7 @@ class Attend(torch.nn.Module):
         return function(q, k, v, mask[0] if mask else self.mask, is_causal=self.causal, enable_gqa=True)
 
 
-def as_the_npu_gets_it(made: Any, target: Any, inputs: list[torch.Tensor]) -> None:
+def as_the_npu_gets_it(made: Any, target: Any, inputs: list[torch.Tensor], fused: bool = False) -> None:
     """The models for the NPU, run by OpenVINO's CPU plugin in f32, against the program by torch."""
     import openvino as ov
 
@@ -283,23 +285,26 @@ def as_the_npu_gets_it(made: Any, target: Any, inputs: list[torch.Tensor]) -> No
     segments = list(npu_segments(made, target))
     assert segments
     for segment in segments:
-        built = segment_model(made, segment)
+        built = segment_model(made, segment, partial(NpuBuilder, fused))
         assert built is not None
+        kinds = [n.get_type_name() for n in built.model.get_ordered_ops()]
+        assert ("ScaledDotProductAttention" in kinds) == fused
         found = ov.Core().compile_model(built.model, "CPU", PRECISION)([values[r].numpy() for r in built.reads])
         for port, register in enumerate(built.writes):
             torch.testing.assert_close(torch.from_numpy(found[port]), values[register], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize(("mask", "given"), [("none", False), ("causal", False), *itertools.product(MASKS, (0, 1))])
-def test_the_npus_attention_computes_the_same(mask: str, given: bool, heads: int) -> None:
+def test_the_npus_attention_computes_the_same(mask: str, given: bool, heads: int, fused: bool) -> None:
     """The mask a constant, or an argument."""
     table = MASKS.get(mask)
     shapes = [(1, 4, 6, 8), (1, heads, 6, 8), (1, heads, 6, 8)]
     inputs = [torch.randn(s, generator=torch.Generator().manual_seed(n)) for n, s in enumerate(shapes)]
     inputs += [table] if given and table is not None else []
     made, target = program(Attend(None if given else table, causal=mask == "causal"), *inputs)
-    as_the_npu_gets_it(made, target, inputs)
+    as_the_npu_gets_it(made, target, inputs, fused)
 
 
 def test_the_npus_step_over_a_cache_computes_the_same() -> None:

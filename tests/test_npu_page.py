@@ -38,6 +38,9 @@ def test_a_loss_a_refusal_and_what_is_missing_are_said() -> None:
     assert f"{whole.name}: ours host / plain:" not in made["short"]  # 0.7
     assert f"{npu.DECODE[0].name}: not asked yet" in made["short"]
     assert "-12.5 % | left |" in made["layers"]
-    assert "| refused | 9.9 | - | refused | 7 | - |" in made["layers"]
+    assert "| refused | 9.9 | - | - | refused | 7 | - |" in made["layers"]
+    dearer = {**same, "ours": {**answer(9.0), "unknown": 2}}
+    told = npu_page.blocks({"cases": [{"case": lost.name, "found": dearer}]})["short"]
+    assert f"{lost.name}: ours without a price, more than plain: 1.000, not at most 0" in told
     assert made["decode"] == made["fusion"] == made["coded"] == NOT_YET
     assert f"| {whole.name} | head | 8 | 7 |" in made["spent"]

@@ -2,22 +2,25 @@
 
 Takes an expanded graph and what the target says about blocks. Gives an equal graph. Promises: only two equations are
 used, both of the block product: ``x [w1 w2] = [x w1, x w2]``, to read a split of a product part by part, and
-``[h1 h2] [w1; w2] = h1 w1 + h2 w2``, for a product over many features. Weights are cut as views of themselves.
+``[h1 h2] [w1; w2] = h1 w1 + h2 w2``, for a product over many features; or only the first, and what the product reads
+is made in parts and joined. Weights are cut as views of themselves.
 Not here: whether that pays, which is in the target file (the simulated times are in ``targets/intel-npu-4000.toml``).
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 from forge_eq.ir.graph import Builder, Graph, Node, tensor_type
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.left import widens
+from forge_eq.lower.scaled import with_scaled_queries
 from forge_eq.ops.composite import linear_act, linear_bias_act
 from forge_eq.ops.elementwise import add
 from forge_eq.ops.leaves import constant
 from forge_eq.ops.linalg import linear, linear_bias
-from forge_eq.ops.movement import project, slice_, split
+from forge_eq.ops.movement import concat, project, slice_, split
 from forge_eq.targets import Blocks
 
 PLAIN, ACTIVE = (linear, linear_bias), (linear_act, linear_bias_act)
@@ -26,7 +29,8 @@ BIASED = (linear_bias, linear_bias_act)
 
 def in_blocks(graph: Graph, blocks: Blocks) -> Graph:
     """The graph with the products that ``blocks`` names done in parts."""
-    return _Blocks(graph, blocks).run()
+    made = _Blocks(graph, blocks).run()
+    return with_scaled_queries(made) if blocks.scaled else made
 
 
 class _Blocks:
@@ -52,7 +56,7 @@ class _Blocks:
             source, start, stop = self._place(node)
             return self.part(source, start, stop)
         if node.op in PLAIN and self._many(node):
-            return self.summed(node)
+            return self.joined(node) if self.blocks.joined else self.summed(node)
         return self.copy(node)
 
     def copy(self, node: Node) -> int:
@@ -157,14 +161,24 @@ class _Blocks:
     def summed(self, node: Node) -> int:
         """[h1 h2 ..] [w1; w2; ..] as a sum of products; the bias belongs to the first."""
         x, transposed = self.graph.nodes[node.inputs[0]], node.attrs[0]
-        assert isinstance(x.type, TensorType)
-        features, parts = int(str(x.type.shape[-1])), self.blocks.parts
-        bounds = [features * i // parts for i in range(parts + 1)]
         total = -1
-        for start, stop in itertools.pairwise(bounds):
+        for start, stop in self.bounds(x):
             w = self.weight(node.inputs[1], start, stop, 1 if transposed else 0)
             h = self.part(x.id, start, stop)
             op, more = (node.op, tuple(self.ids[i] for i in node.inputs[2:])) if total < 0 else (linear, ())
             made = self.builder.add(op, (h, w, *more), node.attrs, None, node.origin)
             total = made if total < 0 else self.builder.add(add, (total, made), (), None, node.origin)
         return total
+
+    def joined(self, node: Node) -> int:
+        """[h1 h2] w with the parts of the operand made apart: one copies while another is computed."""
+        x = self.graph.nodes[node.inputs[0]]
+        parts = tuple(self.part(x.id, start, stop) for start, stop in self.bounds(x))
+        whole = self.builder.add(concat, parts, (tensor_type(x).rank - 1,), None, x.origin)
+        others = (self.ids[i] for i in node.inputs[1:])
+        return self.builder.add(node.op, (whole, *others), node.attrs, None, node.origin)
+
+    def bounds(self, x: Node) -> Iterator[tuple[int, int]]:
+        """Where the parts of a value's last axis start and stop."""
+        features, parts = int(str(tensor_type(x).shape[-1])), self.blocks.parts
+        return itertools.pairwise(features * i // parts for i in range(parts + 1))

@@ -19,10 +19,11 @@ MASKED = -65504.0  # the lowest finite f16: the compiler's masks are additive, a
 
 
 class NpuBuilder(NodeBuilder):
-    """Builds nodes for the NPU; what is not overridden here is the opset's own."""
+    """Builds nodes for the NPU; what is not overridden here is the opset's own. ``fused``: attention as one node."""
 
-    def __init__(self) -> None:
+    def __init__(self, fused: bool = False) -> None:
         super().__init__()
+        self.fused = fused
         self._matrices: dict[tuple[str, int], Any] = {}  # by name and how often its rows are stacked
 
     def _plain(self, name: str, *operands: Any) -> Any:
@@ -87,6 +88,10 @@ class NpuBuilder(NodeBuilder):
         *outer, heads, queries, size = self.shape(q)
         *_, groups, keys, width = self.shape(v)
         times = heads // groups
+        if self.fused:
+            given = self.causal_mask(queries, keys) if causal else bias if mask is None else mask
+            k, v = (x if times == 1 else self.repeated(x, times) for x in (k, v))
+            return self._named(self.opset.scaled_dot_product_attention(q, k, v, given, self.number(scale, q)))
         q = q if times == 1 else self.reshaped(q, [*outer, groups, times * queries, size])
         scores = self.matmul(q, k, False, True)
         scores = scores if scale == 1.0 else self.multiply(scores, scale)
@@ -95,6 +100,13 @@ class NpuBuilder(NodeBuilder):
             scores = self.add(scores, self.stacked(bias if allowed is None else allowed, scores, times, queries))
         out = self.matmul(self.plain_softmax(scores, self.rank(scores) - 1), v, False, False)
         return out if times == 1 else self.reshaped(out, [*outer, heads, queries, width])
+
+    def repeated(self, x: Any, times: int) -> Any:
+        """[.., h, t, d] with each head ``times`` times in a row."""
+        *outer, heads, rows, size = self.shape(x)
+        spread = self.reshaped(x, [*outer, heads, 1, rows, size])
+        spread = self.broadcast(spread, self.i64([*outer, heads, times, rows, size]))
+        return self.reshaped(spread, [*outer, heads * times, rows, size])
 
     def attention_parts(
         self, q: Any, parts: Sequence[tuple[Any, Any, Any]], scale: float, kind: str, empty: str

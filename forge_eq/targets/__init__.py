@@ -89,14 +89,17 @@ LEFT = ("none", "returned", "wide", "all")
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Which products lowering does in parts: those over at least ``features`` for at least ``rows`` rows in ``parts``
-    parts, and with ``outer`` a split product piece by piece. ``left`` says which have their weight on the left, of
-    those with at least ``rows`` rows: one of :data:`LEFT`."""
+    parts, and with ``outer`` a split product piece by piece. ``joined``: not the product is in parts but what it reads,
+    which is joined. ``scaled``: the scale of attention is in the weights (``lower.scaled``). ``left`` says which have
+    their weight on the left, of those with at least ``rows`` rows: one of :data:`LEFT`."""
 
     features: int
     rows: int
     parts: int
     outer: bool
     left: str = "none"
+    joined: bool = False
+    scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -288,7 +291,8 @@ def _blocks(reader: _Reader) -> Blocks | None:
     inner = reader.sub(table, "blocks")
     features, rows, parts = (int(inner.number(name, positive=True)) for name in ("features", "rows", "parts"))
     left = inner.choice("left", LEFT) if "left" in table else "none"
-    made = Blocks(features, rows, parts, outer=inner.flag("outer", default=False), left=left)
+    outer, joined, scaled = (inner.flag(name, default=False) for name in ("outer", "joined", "scaled"))
+    made = Blocks(features, rows, parts, outer, left, joined, scaled)
     inner.no_more()
     return made
 
