@@ -22,6 +22,7 @@ from forge_eq.run.executor import OPENVINO, Executable, accelerated, torch_execu
 from forge_eq.run.segments import ModelSegment
 from forge_eq.run.values import evaluate
 from run_programs import TARGET, Attention, Mlp, captured, language, random_inputs, random_program, scheduled
+from torch_programs import Fn
 
 pytest.importorskip("openvino", reason="the segments are OpenVINO's")
 torch.set_num_threads(1)
@@ -148,6 +149,18 @@ def test_an_argument_or_a_weight_may_be_a_result() -> None:
         value.fill_(9)
     assert data.tolist() == [[0, 1], [2, 3]]
     assert given.sum() == 4
+
+
+def test_a_call_without_operands_is_an_instruction_like_any_other() -> None:
+    """It has no source that a view could look at; scheduling asked for one."""
+    program = captured(Fn(lambda m, x: x + torch.rand(4)), torch.zeros(4))
+    assert any(not i.srcs for i in program.instrs)
+    run = Executable(program, TARGET, threads=1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        (found,) = run([torch.zeros(4)])
+        torch.manual_seed(0)
+        assert torch.equal(found, torch.rand(4))
 
 
 def test_values_without_elements_run_on_the_host() -> None:

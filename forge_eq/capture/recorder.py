@@ -43,7 +43,7 @@ class Recorder:
         self._alive: list[Any] = []  # so that no id is used twice
         self._made: dict[int, tuple[Call, torch.Tensor]] = {}  # storage of a factory's result
         self._origins: dict[tuple[str, str], Origin] = {}
-        self._results: dict[Any, torch.Tensor | None] = {}  # of calls of this form, see :meth:`execute`
+        self._results: dict[Any, torch.Tensor] = {}  # of calls of this form, see :meth:`execute`
         self.constants: list[Call] = []
 
     def refuse(self, reason: str) -> Refused:

@@ -146,7 +146,8 @@ def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
         return replace(node, attrs=("f64",)) if node.op is cast and node.attrs[0] in FLOATS else node
 
     wide = rewrite_nodes(graph, wider)
-    last = {i for i in graph.outputs if not graph.users()[i] and graph.outputs.count(i) == 1}
+    users = graph.users()
+    last = {i for i in graph.outputs if not users[i] and graph.outputs.count(i) == 1}
 
     def call(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> Any:
         if node.id in last and _is_large_layer(node, operands):

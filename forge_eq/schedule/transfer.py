@@ -47,8 +47,8 @@ class _Transfers:
         for instr in self.program.instrs:
             srcs = tuple(self.on(s, instr.device, instr) for s in instr.srcs)
             for dst in instr.dsts:
-                if self.vregs[dst].alias_of not in (None, srcs[0]):
-                    alias = srcs[0]
+                known = self.vregs[dst].alias_of
+                if known is not None and known != (alias := srcs[0]):
                     assert isinstance(alias, int), "a view looks at a register"
                     self.vregs[dst] = replace(self.vregs[dst], alias_of=alias)
             self.instrs.append(instr if srcs == instr.srcs else replace(instr, srcs=srcs))
