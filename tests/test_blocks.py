@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,52 @@ def test_a_product_over_many_features(gate: bool, bias: bool, parts: int) -> Non
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     old = {t.untyped_storage().data_ptr() for t in graph.constants.values()}
     assert {t.untyped_storage().data_ptr() for t in found.constants.values()} <= old  # nothing is copied
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("flip", [False, True])
+def test_parts_are_added_onto_what_the_product_is_added_to(bias: bool, flip: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    graph = chosen(Feed(True, bias), x)
+    if flip:
+        (last,) = graph.outputs
+        turned = replace(graph.nodes[last], inputs=graph.nodes[last].inputs[::-1])
+        graph = replace(graph, nodes=(*graph.nodes[:last], turned, *graph.nodes[last + 1 :]))
+    found = in_blocks(graph, Blocks(24, 2, 1, outer=False, onto=True, most=9))
+    check(found)
+    at, sums = found.nodes[found.outputs[0]], 0
+    while at.op.name == "add":  # x + w1 h1 + w2 h2 + w3 h3
+        assert found.nodes[at.inputs[1]].op.name == ("linear_bias" if bias and sums == 2 else "linear")
+        at, sums = found.nodes[at.inputs[0]], sums + 1
+    assert (at.op.name, sums) == ("input", 3)
+    (want,), (got,) = run_graph(graph, [x]), run_graph(found, [x])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+class Twice(Feed):
+    """The product is read once more than by the sum, or the sum is of the product with itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(nn.functional.gelu(self.up(x)))
+        again: torch.Tensor = x + y + torch.sin(y) if self.gate is not None else y + y
+        return again
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_product_that_is_read_twice_is_a_sum_of_its_own(gate: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    graph = chosen(Twice(gate, False), x)
+    apart, onto = (in_blocks(graph, Blocks(24, 2, 3, outer=False, onto=o)) for o in (False, True))
+    assert [n.op.name for n in onto.nodes] == [n.op.name for n in apart.nodes]
+    (want,), (got,) = run_graph(graph, [x]), run_graph(onto, [x])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("features, most, count", [(14336, 2048, 7), (8192, 2048, 4), (10752, 2048, 6), (24, 24, 1), (7, 3, 7)])
+def test_the_fewest_equal_parts_of_at_most_so_many_features(features: int, most: int, count: int) -> None:
+    assert Blocks(1, 1, 1, outer=False, most=most).count(features) == count
 
 
 @pytest.mark.parametrize("gate", [False, True])

@@ -27,7 +27,7 @@ class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(9, 16)
-        self.gate, self.up, self.down = (nn.Linear(*size, bias=False) for size in ((16, 2048), (16, 2048), (2048, 16)))
+        self.gate, self.up, self.down = (nn.Linear(*size, bias=False) for size in ((16, 4096), (16, 4096), (4096, 16)))
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         x = self.table(words)

@@ -127,6 +127,8 @@ def test_blocks_are_read_and_saved() -> None:
     for name in targets.names():
         target = targets.load(name)
         assert targets.parse(_target_text(target)) == target
+    onto = replace(target, blocks=targets.Blocks(2049, 16, 1, outer=True, onto=True, most=2048))
+    assert targets.parse(_target_text(onto)) == onto
     blocks = targets.load("intel-npu-4000").blocks
     assert blocks is not None
     assert (blocks.features, blocks.parts, blocks.outer) == (3072, 2, True)

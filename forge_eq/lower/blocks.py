@@ -42,6 +42,7 @@ class _Blocks:
         self.cut: dict[tuple[int, int, int], int] = {}  # (old node, start, stop on the last axis) -> new node
         users = graph.users()
         self.single = {n.id for n in graph.nodes if len(users[n.id]) == 1 and n.id not in graph.outputs}
+        self.users = users
         # A split of a product is read through its projections; the product itself by nobody else.
         self.opened = {n.id for n in graph.nodes if n.op is split and self._opens(n)}
 
@@ -56,7 +57,13 @@ class _Blocks:
             source, start, stop = self._place(node)
             return self.part(source, start, stop)
         if node.op in PLAIN and self._many(node):
-            return self.joined(node) if self.blocks.joined else self.summed(node)
+            if self.blocks.joined:
+                return self.joined(node)
+            return -1 if self._reader(node) else self.summed(node)
+        if node.op is add and self.blocks.onto:
+            for product, other in (node.inputs, node.inputs[::-1]):
+                if self.ids[product] < 0:
+                    return self.summed(self.graph.nodes[product], self.ids[other])
         return self.copy(node)
 
     def copy(self, node: Node) -> int:
@@ -93,8 +100,18 @@ class _Blocks:
         if not isinstance(x.type, TensorType) or not x.type.static or x.id not in self.single:
             return False
         features, rows = int(str(x.type.shape[-1])), (x.type.elements or 0) // max(int(str(x.type.shape[-1])), 1)
-        wanted = features >= self.blocks.features and rows >= self.blocks.rows and features % self.blocks.parts == 0
+        wanted = features >= self.blocks.features and rows >= self.blocks.rows
+        wanted = wanted and features % self.blocks.count(features) == 0
         return wanted and self._weight(node.inputs[1]) and self._separable(x) and not self._widened(x)
+
+    def _reader(self, node: Node) -> bool:
+        """Whether the product is only read by a sum with another value of its type, onto which its parts are added."""
+        if not self.blocks.onto or node.id not in self.single:
+            return False
+        (reader,) = (self.graph.nodes[i] for i in self.users[node.id])
+        return reader.op is add and len(set(reader.inputs)) == 2 and all(
+            self.graph.nodes[i].type == node.type for i in reader.inputs
+        )
 
     def _widened(self, x: Node) -> bool:
         """Whether layers with their weight on the left make the value: whole, these are faster than in parts."""
@@ -158,14 +175,15 @@ class _Blocks:
         shape[axis] = stop - start
         return self.builder.add(constant, (), (name,), TensorType(node.type.dtype, tuple(shape)), node.origin)
 
-    def summed(self, node: Node) -> int:
-        """[h1 h2 ..] [w1; w2; ..] as a sum of products; the bias belongs to the first."""
+    def summed(self, node: Node, total: int = -1) -> int:
+        """[h1 h2 ..] [w1; w2; ..] as a sum of products, onto ``total`` if given; the bias belongs to the first."""
         x, transposed = self.graph.nodes[node.inputs[0]], node.attrs[0]
-        total = -1
+        first = True
         for start, stop in self.bounds(x):
             w = self.weight(node.inputs[1], start, stop, 1 if transposed else 0)
             h = self.part(x.id, start, stop)
-            op, more = (node.op, tuple(self.ids[i] for i in node.inputs[2:])) if total < 0 else (linear, ())
+            op, more = (node.op, tuple(self.ids[i] for i in node.inputs[2:])) if first else (linear, ())
+            first = False
             made = self.builder.add(op, (h, w, *more), node.attrs, None, node.origin)
             total = made if total < 0 else self.builder.add(add, (total, made), (), None, node.origin)
         return total
@@ -180,5 +198,6 @@ class _Blocks:
 
     def bounds(self, x: Node) -> Iterator[tuple[int, int]]:
         """Where the parts of a value's last axis start and stop."""
-        features, parts = int(str(tensor_type(x).shape[-1])), self.blocks.parts
+        features = int(str(tensor_type(x).shape[-1]))
+        parts = self.blocks.count(features)
         return itertools.pairwise(features * i // parts for i in range(parts + 1))

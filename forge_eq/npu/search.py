@@ -22,6 +22,7 @@ from forge_eq.schedule.plan import Schedule, schedule
 from forge_eq.targets import Blocks, Target
 
 WHOLE = 1 << 30  # no product has as many features
+ONTO = Blocks(2049, 16, 1, outer=True, onto=True, most=2048)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ def forms(target: Target) -> Iterator[Form]:
     yield Form("plain", replace(target, blocks=None), fused=True)
     yield Form("inner 2", replace(target, blocks=Blocks(2048, 1, 2, outer=False, left="returned")))
     yield Form("inner 4", replace(target, blocks=Blocks(2048, 1, 4, outer=True, left="returned")))
+    yield Form("onto", replace(target, blocks=replace(ONTO, left="returned")))
+    yield Form("onto plain", replace(target, blocks=ONTO), fused=True)
     yield Form("joined 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="wide", joined=True)))
     yield Form("left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all")))
     yield Form("left", replace(target, blocks=Blocks(WHOLE, 16, 1, outer=False, left="all")))

@@ -89,8 +89,9 @@ LEFT = ("none", "returned", "wide", "all")
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Which products lowering does in parts: those over at least ``features`` for at least ``rows`` rows in ``parts``
-    parts, and with ``outer`` a split product piece by piece. ``joined``: not the product is in parts but what it reads,
-    which is joined. ``scaled``: the scale of attention is in the weights (``lower.scaled``). ``left`` says which have
+    parts, or the fewest equal ones of at most ``most`` features if that is given, and with ``outer`` a split product
+    piece by piece. ``joined``: not the product is in parts but what it reads, which is joined. ``onto``: the parts of a
+    product that is added to another value are added to that one by one. ``scaled``: the scale of attention is in the weights (``lower.scaled``). ``left`` says which have
     their weight on the left, of those with at least ``rows`` rows: one of :data:`LEFT`."""
 
     features: int
@@ -100,6 +101,14 @@ class Blocks:
     left: str = "none"
     joined: bool = False
     scaled: bool = False
+    onto: bool = False
+    most: int = 0
+
+    def count(self, features: int) -> int:
+        """How many parts a product over so many features is done in."""
+        if not self.most:
+            return self.parts
+        return next(n for n in range(1, features + 1) if features % n == 0 and features <= n * self.most)
 
 
 @dataclass(frozen=True)
@@ -291,8 +300,9 @@ def _blocks(reader: _Reader) -> Blocks | None:
     inner = reader.sub(table, "blocks")
     features, rows, parts = (int(inner.number(name, positive=True)) for name in ("features", "rows", "parts"))
     left = inner.choice("left", LEFT) if "left" in table else "none"
-    outer, joined, scaled = (inner.flag(name, default=False) for name in ("outer", "joined", "scaled"))
-    made = Blocks(features, rows, parts, outer, left, joined, scaled)
+    outer, joined, scaled, onto = (inner.flag(name, default=False) for name in ("outer", "joined", "scaled", "onto"))
+    most = int(inner.number("most", 0.0))
+    made = Blocks(features, rows, parts, outer, left, joined, scaled, onto, most)
     inner.no_more()
     return made
 
