@@ -135,8 +135,9 @@ def tried(case: Case) -> set[str] | None:
     if case.family not in LARGE:
         return None
     if case.step:
-        return {"target", "inner 2", "inner 4"}
-    return {"target", "whole", "plain"} if case.platform == "4000" else {"target", "whole", "left"}
+        return {"target", "inner 2", "inner 4", "onto right"}
+    onto = {"onto 1792", "onto plain"}
+    return {"target", "whole", "plain", *onto} if case.platform == "4000" else {"target", "whole", "left"}
 
 
 def read(store: Path) -> dict[str, Any]:

@@ -121,11 +121,10 @@ def programs(group: str) -> Iterator[tuple[str, str, nn.Module, torch.Tensor]]:
 def collect(group: str, platform: str, seconds: float) -> int:
     """Compiles what is missing; returns how many programs are left."""
     from forge_eq.capture import capture
-    from forge_eq.lower.select import lower
     from forge_eq.npu.check import check
+    from forge_eq.npu.search import planned
     from forge_eq.options import Options
     from forge_eq.pipeline import Job, run
-    from forge_eq.schedule.plan import schedule
     from forge_eq.targets import load
 
     start, left = time.monotonic(), 0
@@ -144,7 +143,7 @@ def collect(group: str, platform: str, seconds: float) -> int:
             graph = run(job, "extract")["extract"]
             for form in wanted:
                 variant = replace(target, blocks=FORMS[form])
-                plan = schedule(lower(graph, variant), variant)
+                plan = planned(graph, variant)
                 report = check(plan.program, variant, compiler, platform)
                 if report.accepted:
                     append(platform, row_of(group, model, f"{name}, {form}", plan.program, report))
@@ -157,6 +156,7 @@ FORMS: dict[str, Blocks | None] = {
     "outer": Blocks(1 << 30, 1, 1, outer=True),
     "halves": Blocks(512, 16, 2, outer=True),
     "quarters": Blocks(512, 16, 4, outer=True),
+    "onto": Blocks(512, 16, 1, outer=True, onto=True, most=512),
 }
 
 

@@ -1,9 +1,9 @@
 """Fills the marked blocks of docs/npu.md from the answers that were kept.
 
-Usage: python bench/npu_page.py [--cases FILE] [--paper FILE] [--calibration FOLDER]
+Usage: python bench/npu_page.py [--cases FILE] [--paper FILE] [--calibration FOLDER ..]
 
 Takes the stores of ``bench/npu.py`` and ``bench/npu_paper.py`` (bench.jsonl and paper.jsonl beside the compiler's
-parts) and the folder of ``bench/npu_calibrate.py --fit``; what the page needs of them is kept in docs/data/npu.json
+parts) and the folders of ``bench/npu_calibrate.py --fit``, one for each platform; what the page needs of them is kept in docs/data/npu.json
 (figures to four digits). Without them the page is filled from there. Nothing is compiled.
 """
 
@@ -26,6 +26,7 @@ from sheet import paper
 PAGE, KEPT = ROOT / "docs/npu.md", "npu.json"
 OURS, PLAIN = ("ours", "ours host"), ("plain", "plain host")
 THEIRS = ("attention_fusion_latency", "buffers", "transitions")  # tables 15, 16 and 21 in the paper's data
+JUDGED = ("programs", "pairs", "concordance", "median error")
 GROUPS = ("layers", "decode", "whole", "platforms")
 Found = dict[str, Any]
 
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench/npu_page.py", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--cases", type=Path, help="store of bench/npu.py")
     parser.add_argument("--paper", type=Path, help="store of bench/npu_paper.py")
-    parser.add_argument("--calibration", type=Path, help="folder with npu_calibrate.json")
+    parser.add_argument("--calibration", type=Path, nargs="+", help="folders with npu_calibrate.json")
     given = parser.parse_args(argv)
     kept = read(DATA)
     for kind in ("cases", "paper"):
@@ -42,7 +43,8 @@ def main(argv: list[str]) -> int:
             rows = [json.loads(line) for line in getattr(given, kind).read_text(encoding="utf-8").splitlines()]
             kept[kind] = list({row["case"]: row for row in rows}.values())
     if given.calibration is not None:
-        kept["calibration"] = json.loads((given.calibration / "npu_calibrate.json").read_text(encoding="utf-8"))
+        files = [folder / "npu_calibrate.json" for folder in given.calibration]
+        kept["calibration"] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     kept["times"] = SIMULATED
     if given.paper is not None:
         kept["theirs"] = {name: table for name, table in paper().items() if name in THEIRS}
@@ -73,14 +75,21 @@ def blocks(kept: Found) -> dict[str, str]:
     shown = tables(ours, kept.get("theirs", {})) if ours else []
     for n, name in enumerate(TABLES):
         made[name] = grid(shown[n].head, shown[n].rows) if shown else NOT_YET
-    tables_of = kept.get("calibration", {}).get("tables", [])
-    judged = [
-        (t["title"], *row) for t in tables_of if "not seen" in t["title"] or "fitted" in t["title"] for row in t["rows"]
-    ]
-    head = ("", "programs", "pairs", "concordance", "median error")
-    made["calibration"] = grid(head, judged) if judged else NOT_YET
+    made["calibration"] = calibration(kept.get("calibration", []))
     made["times"] = f"Microseconds, {kept.get('times', SIMULATED)}; not measured on a device.\n"
     return made
+
+
+def calibration(sheets: Sequence[Found]) -> str:
+    """How well the rates of each platform predict."""
+    body = []
+    for sheet in sheets:
+        rates, *judged = sheet["tables"]
+        for table in judged:
+            row = dict(zip(table["head"], table["rows"][0], strict=True))
+            title = f"{rates['title'].removeprefix('rates, ')}, {table['title']}"
+            body.append((title, *(row.get(k, "-") for k in JUDGED)))
+    return grid(("", *JUDGED), body) if body else NOT_YET
 
 
 def us(found: Found, name: str) -> Any:

@@ -113,7 +113,33 @@ def test_a_product_that_is_read_twice_is_a_sum_of_its_own(gate: bool) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("features, most, count", [(14336, 2048, 7), (8192, 2048, 4), (10752, 2048, 6), (24, 24, 1), (7, 3, 7)])
+class Both(nn.Module):
+    """A sum of two products over many features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Feed(False, True), Feed(False, False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.gelu(self.two.up(x))
+        y: torch.Tensor = self.one.down(torch.sin(self.one.up(x))) + self.two.down(h)
+        return y
+
+
+def test_a_sum_of_two_products_has_the_parts_of_both() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    graph = chosen(Both(), x)
+    found = in_blocks(graph, Blocks(24, 2, 3, outer=False, onto=True))
+    check(found)
+    assert len(products(found)) == 3 * len(products(graph))
+    (want,), (got,) = run_graph(graph, [x]), run_graph(found, [x])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("features", "most", "count"), [(14336, 2048, 7), (8192, 2048, 4), (10752, 2048, 6), (24, 24, 1), (7, 3, 7)]
+)
 def test_the_fewest_equal_parts_of_at_most_so_many_features(features: int, most: int, count: int) -> None:
     assert Blocks(1, 1, 1, outer=False, most=most).count(features) == count
 

@@ -44,3 +44,13 @@ def test_a_loss_a_refusal_and_what_is_missing_are_said() -> None:
     assert f"{lost.name}: ours without a price, more than plain: 1.000, not at most 0" in told
     assert made["decode"] == made["fusion"] == made["coded"] == NOT_YET
     assert f"| {whole.name} | head | 8 | 7 |" in made["spent"]
+
+
+def test_each_platform_has_its_calibration() -> None:
+    judged = {"title": "layers (not seen)", "head": [*npu_page.JUDGED], "rows": [[108, 1800, 0.9, 0.12]]}
+    forms = {"title": "forms", "head": ["pairs", "concordance"], "rows": [[140, 0.5]]}
+    sheets = [{"tables": [{"title": f"rates, NPU {p}"}, judged, forms]} for p in ("3720", "4000")]
+    told = npu_page.blocks({"calibration": sheets})["calibration"]
+    for platform in ("3720", "4000"):
+        assert f"| NPU {platform}, layers (not seen) | 108 | 1800 | 0.9 | 0.12 |" in told
+        assert f"| NPU {platform}, forms | - | 140 | 0.5 | - |" in told

@@ -25,6 +25,7 @@ from forge_eq.targets import Blocks
 
 PLAIN, ACTIVE = (linear, linear_bias), (linear_act, linear_bias_act)
 BIASED = (linear_bias, linear_bias_act)
+WAITING = -1  # in place of a node: made by the sum that reads it
 
 
 def in_blocks(graph: Graph, blocks: Blocks) -> Graph:
@@ -59,12 +60,14 @@ class _Blocks:
         if node.op in PLAIN and self._many(node):
             if self.blocks.joined:
                 return self.joined(node)
-            return -1 if self._reader(node) else self.summed(node)
-        if node.op is add and self.blocks.onto:
-            for product, other in (node.inputs, node.inputs[::-1]):
-                if self.ids[product] < 0:
-                    return self.summed(self.graph.nodes[product], self.ids[other])
-        return self.copy(node)
+            return WAITING if self._added(node) else self.summed(node)
+        waiting = [i for i in node.inputs if self.ids[i] < 0]
+        if not waiting:
+            return self.copy(node)
+        total = max(self.ids[i] for i in node.inputs)
+        for i in waiting:
+            total = self.summed(self.graph.nodes[i], total)
+        return total
 
     def copy(self, node: Node) -> int:
         inputs = tuple(self.ids[i] for i in node.inputs)
@@ -104,13 +107,15 @@ class _Blocks:
         wanted = wanted and features % self.blocks.count(features) == 0
         return wanted and self._weight(node.inputs[1]) and self._separable(x) and not self._widened(x)
 
-    def _reader(self, node: Node) -> bool:
+    def _added(self, node: Node) -> bool:
         """Whether the product is only read by a sum with another value of its type, onto which its parts are added."""
         if not self.blocks.onto or node.id not in self.single:
             return False
         (reader,) = (self.graph.nodes[i] for i in self.users[node.id])
-        return reader.op is add and len(set(reader.inputs)) == 2 and all(
-            self.graph.nodes[i].type == node.type for i in reader.inputs
+        return (
+            reader.op is add
+            and len(set(reader.inputs)) == 2
+            and all(self.graph.nodes[i].type == node.type for i in reader.inputs)
         )
 
     def _widened(self, x: Node) -> bool:

@@ -22,7 +22,8 @@ from forge_eq.schedule.plan import Schedule, schedule
 from forge_eq.targets import Blocks, Target
 
 WHOLE = 1 << 30  # no product has as many features
-ONTO = Blocks(2049, 16, 1, outer=True, onto=True, most=2048)
+FAST = 2048  # features over which the arithmetic of 4000 is fastest
+ONTO = Blocks(FAST + 1, 1, 1, outer=True, scaled=True, onto=True, most=FAST)
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,20 @@ class Form:
 
 
 def forms(target: Target) -> Iterator[Form]:
-    """The target's own form first, and that with the scale of attention in the weights; products whole, and attention
-    one node besides; inner products in two parts, all in four, what they read in two and joined; all weights on the
-    left in halves, and all there whole."""
+    """The target's own form first, that with the scale of attention in the weights, that with the parts of a product
+    added onto what it is added to; products whole, and attention one node besides; inner products in two parts, all in
+    four; parts added onto what the product is added to with all weights on the right, smaller ones, or with attention
+    as one node; what products read in two and joined; all weights on the left in halves, and all there whole."""
     yield Form("target", target)
     if target.blocks is not None:
         yield Form("scaled", replace(target, blocks=replace(target.blocks, scaled=True)))
+        yield Form("onto", replace(target, blocks=replace(ONTO, left=target.blocks.left)))
     yield Form("whole", replace(target, blocks=None))
     yield Form("plain", replace(target, blocks=None), fused=True)
     yield Form("inner 2", replace(target, blocks=Blocks(2048, 1, 2, outer=False, left="returned")))
     yield Form("inner 4", replace(target, blocks=Blocks(2048, 1, 4, outer=True, left="returned")))
-    yield Form("onto", replace(target, blocks=replace(ONTO, left="returned")))
+    yield Form("onto right", replace(target, blocks=ONTO))
+    yield Form("onto 1792", replace(target, blocks=replace(ONTO, most=1792)))
     yield Form("onto plain", replace(target, blocks=ONTO), fused=True)
     yield Form("joined 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="wide", joined=True)))
     yield Form("left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all")))

@@ -90,9 +90,10 @@ LEFT = ("none", "returned", "wide", "all")
 class Blocks:
     """Which products lowering does in parts: those over at least ``features`` for at least ``rows`` rows in ``parts``
     parts, or the fewest equal ones of at most ``most`` features if that is given, and with ``outer`` a split product
-    piece by piece. ``joined``: not the product is in parts but what it reads, which is joined. ``onto``: the parts of a
-    product that is added to another value are added to that one by one. ``scaled``: the scale of attention is in the weights (``lower.scaled``). ``left`` says which have
-    their weight on the left, of those with at least ``rows`` rows: one of :data:`LEFT`."""
+    piece by piece. ``onto``: the parts of a product that is added to another value are added to that one by one.
+    ``joined``: not the product is in parts but what it reads, which is joined. ``scaled``: the scale of attention is in
+    the weights (``lower.scaled``). ``left`` says which have their weight on the left, of those with at least ``rows``
+    rows: one of :data:`LEFT`."""
 
     features: int
     rows: int
