@@ -3,8 +3,8 @@
 Usage: python bench/npu_page.py [--cases FILE] [--paper FILE] [--calibration FOLDER ..]
 
 Takes the stores of ``bench/npu.py`` and ``bench/npu_paper.py`` (bench.jsonl and paper.jsonl beside the compiler's
-parts) and the folders of ``bench/npu_calibrate.py --fit``, one for each platform; what the page needs of them is kept in docs/data/npu.json
-(figures to four digits). Without them the page is filled from there. Nothing is compiled.
+parts) and the folders of ``bench/npu_calibrate.py --fit``, one for each platform; what the page needs of them is in
+docs/data/npu.json (figures to four digits). Without them the page is filled from there. Nothing is compiled.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -11,8 +13,11 @@ from forge_eq.npu import precision
 from forge_eq.npu.compiler import Compiled, Compiler
 from forge_eq.npu.precision import TOLERANCES, Int8Builder, error, evaluate, half, quantised
 from forge_eq.npu.segments import npu_segments, segment_model
+from forge_eq.ops import composite
+from forge_eq.ops.spec import Op
 from forge_eq.options import Options
 from forge_eq.pipeline import Job, run
+from forge_eq.run.openvino_npu import NpuBuilder
 from forge_eq.run.values import evaluate as in_f32
 from test_npu_compiler import program
 
@@ -72,3 +77,26 @@ def test_int8_is_accepted_and_its_blob_is_smaller(npu: Compiler) -> None:
     assert isinstance(one, Compiled)
     assert isinstance(two, Compiled)
     assert two.blob < 0.7 * one.blob
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "want"),
+    [
+        (composite.silu, "Swish", torch.nn.functional.silu),
+        (composite.gelu_tanh, "Gelu", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+    ],
+)
+def test_an_activation_alone_is_one_kernel(op: Op, kind: str, want: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The CPU's spelling in parts, which its plugin leaves apart from a product, is a kernel each on the SHAVEs."""
+    import openvino as ov
+
+    g = NpuBuilder()
+    x = g.opset.parameter([3, 8], ov.Type.f32)
+    assert op.kernel is not None
+    model = ov.Model([g.opset.result(op.kernel.openvino(g, x))], [x], "alone")
+    assert sorted({n.get_type_name() for n in model.get_ordered_ops()} - {"Constant"}) == sorted(
+        {"Parameter", "Result", kind}
+    )
+    value = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    (got,) = ov.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([value.numpy()]).values()
+    torch.testing.assert_close(torch.from_numpy(got), want(value), rtol=1e-4, atol=1e-5)
