@@ -5,7 +5,8 @@ Usage: python bench/npu_calibrate.py [--platform 4000] [--collect parts|layers] 
 ``--collect`` compiles small programs, one model part or one whole layer each, at several sizes and in several forms
 (products whole and in blocks), and appends what each instruction takes to ``bench/data/npu-PLATFORM.jsonl``; it goes
 on where it was stopped. ``--fit`` finds rates and weights per cost class that fit the parts, and judges them on the
-layers, which the fit has not seen: pairs of programs of one model in the right order, and the median error.
+layers, which the fit has not seen: pairs of programs of one model in the right order, and the median error. The rates
+that the target file has are judged on the same layers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from sheet import Sheet, arguments, finish, tell, where
 DATA = Path(__file__).parent / "data"
 CLASSES = ("matmul", "attention", "norm", "elementwise", "movement")
 ROUNDS = 60
+JUDGED = ("programs", "pairs", "concordance", "median error")
 
 
 class Part(nn.Module):
@@ -207,6 +209,15 @@ def append(platform: str, row: dict[str, Any]) -> None:
 Rates = dict[str, float]  # launch, gflops, gbps, and a weight for each class
 
 
+def rates_of(platform: str) -> Rates:
+    """What the target file has."""
+    from forge_eq.targets import load
+
+    target = load(f"intel-npu-{platform}")
+    own = {"launch": target.launch_us, "gflops": target.peak_gflops, "gbps": target.bandwidth_gbps}
+    return {**own, **{name: target.weights[name] for name in CLASSES}}
+
+
 def time_of(row: dict[str, Any], r: Rates) -> float:
     """The target's roofline."""
     if row["class"] == "view":
@@ -272,13 +283,17 @@ def judge(platform: str, given: argparse.Namespace) -> int:
     for name, group in (("parts (fitted)", seen), ("layers (not seen)", unseen)):
         share, pairs = concordance(group, r)
         errors = [abs(predicted(row, r) / row["total"] - 1) for row in group]
-        head = ("programs", "pairs", "concordance", "median error")
-        sheet.table(name, head, [(len(group), pairs, share, median(errors))])
+        sheet.table(name, JUDGED, [(len(group), pairs, share, median(errors))])
     by_size: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in unseen:
         by_size[row["name"].rpartition(", ")[0]].append({**row, "model": row["name"].rpartition(", ")[0]})
     share, pairs = concordance([row for group in by_size.values() for row in group], r)
     sheet.table("layers, forms of one program only", ("pairs", "concordance"), [(pairs, share)])
+    there = rates_of(platform)
+    share, pairs = concordance(unseen, there)
+    errors = [abs(predicted(row, there) / row["total"] - 1) for row in unseen]
+    title = "layers, by the rates in the target file"
+    sheet.table(title, JUDGED, [(len(unseen), pairs, share, median(errors))])
     share, _ = concordance(unseen, r)
     sheet.demand("programs fewer than 60", float(max(60 - len(unseen), 0)), 0.0)
     sheet.demand("1 - concordance within a model", 1 - share, 0.15)

@@ -18,6 +18,7 @@ from typing import Any
 
 from forge_eq.npu.compiler import SIMULATED
 from npu import CASES, Case, criteria
+from npu_calibrate import JUDGED
 from npu_paper import TABLES, tables
 from performance import DATA, NOT_YET, ROOT, filled, rounded
 from performance import table as grid
@@ -26,7 +27,6 @@ from sheet import paper
 PAGE, KEPT = ROOT / "docs/npu.md", "npu.json"
 OURS, PLAIN = ("ours", "ours host"), ("plain", "plain host")
 THEIRS = ("attention_fusion_latency", "buffers", "transitions")  # tables 15, 16 and 21 in the paper's data
-JUDGED = ("programs", "pairs", "concordance", "median error")
 GROUPS = ("layers", "decode", "whole", "platforms")
 Found = dict[str, Any]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 import npu
+import npu_calibrate
 import npu_page
 from performance import BLOCK, DATA, NOT_YET, filled
 
@@ -47,7 +48,7 @@ def test_a_loss_a_refusal_and_what_is_missing_are_said() -> None:
 
 
 def test_each_platform_has_its_calibration() -> None:
-    judged = {"title": "layers (not seen)", "head": [*npu_page.JUDGED], "rows": [[108, 1800, 0.9, 0.12]]}
+    judged = {"title": "layers (not seen)", "head": [*npu_calibrate.JUDGED], "rows": [[108, 1800, 0.9, 0.12]]}
     forms = {"title": "forms", "head": ["pairs", "concordance"], "rows": [[140, 0.5]]}
     sheets = [{"tables": [{"title": f"rates, NPU {p}"}, judged, forms]} for p in ("3720", "4000")]
     told = npu_page.blocks({"calibration": sheets})["calibration"]
