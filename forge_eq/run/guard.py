@@ -38,7 +38,8 @@ Reference = Callable[[Sequence[Any]], Sequence[Any]]  # flat inputs -> flat outp
 WideReference = Callable[[Sequence[Any]], Sequence[Any] | None]  # None: cannot be computed in float64
 
 ROUNDS = 8  # repairs before everything goes to torch
-BRIEF = 200_000  # microseconds of a call that ends while OpenVINO still compiles, or soon after
+COMPILING = 3_000  # microseconds that OpenVINO takes for an instruction, about
+REFERENCE = 4  # what the reference's runs take on one core, in calls as they are predicted, about
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,14 @@ def guard(
         wide: the captured program in float64 (``run.values.in_float64``), asked where the tolerance is exceeded.
         pins: instructions to give to torch from the start.
         quick: only ``probes.quick``, not the edge inputs.
-        predicted_us: microseconds that a call is expected to take: brief ones leave a core to whoever compiles.
+        predicted_us: microseconds that a call is expected to take. Where the reference is sure to end before
+            OpenVINO has compiled, it leaves a core to that.
 
     Raises:
         RunError: openvino is missing, or the program disagrees with the reference even when torch computes it.
     """
     inputs = list((quick_probes if quick else probes)(examples, seed))
-    spare = 1 if predicted_us < BRIEF else 0
+    spare = 1 if REFERENCE * predicted_us < COMPILING * len(program.instrs) else 0
     return _Guard(program, target, reference, wide, threads).run(inputs, frozenset(pins), spare)
 
 
@@ -262,8 +264,8 @@ def _seeded(call: Callable[[], Any]) -> Any:
 def _left(spare: int) -> Iterator[None]:
     """Keeps torch's kernels from ``spare`` cores.
 
-    The threads of a small kernel wait for each other. With one more thread than cores each such wait is a turn of the
-    scheduler, a few ms: GPT-2's step has 200 of them, and took up to 2 s instead of 0.05.
+    The threads of a kernel wait for each other. With one more thread than cores each such wait is a turn of the
+    scheduler: GPT-2's step has 200 of them, and took up to 2 s instead of 0.05.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - spare))
