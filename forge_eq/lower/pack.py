@@ -29,7 +29,7 @@ from forge_eq.targets.price import best_time, packed_time
 
 GROUP = 32  # elements; a coarser group of integers is also several groups of this size
 PROBE = 2  # groups that are tried with all steps: an ordinary weight is refused by its first and its last
-CHUNK = 1 << 13  # groups at a time, so that temporaries stay in the cache
+CHUNK = 1 << 12  # groups at a time, so that temporaries stay in the cache
 PAYS = 0.97  # share of the unpacked time that must not be exceeded
 PRODUCTS = {2: linear_packed, 3: linear_packed_offset}  # by the number of parts
 TINY = np.finfo(np.float32).tiny
@@ -167,8 +167,8 @@ class _Symmetric:
         (q, scale), room = parts, self.room[: len(groups)]
         torch.amax(torch.abs(groups, out=room), 1, out=scale).div_(step)
         torch.mul(groups, scale.clamp_min(TINY).reciprocal_().unsqueeze(1), out=room)
-        q.copy_(room.round_())
-        return self.equal(torch.mul(q, scale.unsqueeze(1), out=room), groups) & np.isfinite(scale.numpy())
+        q.copy_(room.round_() if step < 128 else room.round_().clamp_max_(127))
+        return self.equal(room.mul_(scale.unsqueeze(1)), groups) & np.isfinite(scale.numpy())
 
     def equal(self, made: torch.Tensor, groups: torch.Tensor) -> Array:
         """Which groups are equal in all elements. NumPy compares them in a quarter of torch's time."""
