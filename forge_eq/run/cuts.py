@@ -3,8 +3,8 @@
 Takes a program. Gives it with cuts. Promises: the instructions, their order and their devices stay; a cut lies near the
 middle, where the fewest bytes pass it; it depends on the program alone. Not here: compiling (``run.segments``).
 
-The plugin compiles a model on one thread, for the most part, and in more than linear time: SmolLM2's step in 1.14 s as one
-model and in 0.60 s as two. What a cut costs at a call, some 50 microseconds, is a small part of one that reads
+The plugin compiles a model on one thread, for the most part, and in more than linear time: SmolLM2's step in 1.14 s as
+one model and in 0.60 s as two. What a cut costs at a call, some 50 microseconds, is a small part of one that reads
 ``HEAVY`` bytes of weights. Three or four models compile no faster on two cores.
 """
 
@@ -29,7 +29,7 @@ def cut(program: Program, target: Target) -> Program:
 
 
 def _narrowest(program: Program, segment: Segment) -> int:
-    """The position near the middle that the fewest bytes pass: those of values made before it and read from there on."""
+    """The position near the middle that the fewest bytes pass: of values made before it and read from there on."""
     made: dict[int, int] = {}
     last: dict[int, int] = {}
     for position in range(segment.start, segment.stop):
