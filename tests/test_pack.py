@@ -12,6 +12,7 @@ import forge_eq
 from forge_eq.extract.fold import Folded, fold
 from forge_eq.ir.graph import Builder
 from forge_eq.ir.types import TensorType
+from forge_eq.lower import pack as packing
 from forge_eq.lower.pack import GROUP, exact, pack
 from forge_eq.ops.composite import linear_bias_act
 from forge_eq.ops.leaves import constant, input_
@@ -147,7 +148,10 @@ def test_any_half_precision_scale_gives_the_weight_back_to_the_bit(seed: int) ->
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, None], ids=str)
 @pytest.mark.parametrize("at", [(0, 0), (4096, 31), (8999, 63)], ids=str)
 @pytest.mark.parametrize("make", [quantised, stored_with_offset], ids=["symmetric", "offset"])
-def test_one_wrong_element_of_a_large_weight_is_seen(make: Any, at: tuple[int, int], value: float | None) -> None:
+def test_one_wrong_element_of_a_large_weight_is_seen(
+    make: Any, at: tuple[int, int], value: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "CHUNK", 1 << 12)  # the weight has five
     weight = make(9000, 2 * GROUP)
     row, column = at
     weight[row, column] = torch.nextafter(weight[row, column], torch.tensor(9.0)) if value is None else value

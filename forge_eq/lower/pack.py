@@ -12,6 +12,8 @@ reads all weights and computes little, so a third of the bytes is a fraction of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,7 +31,7 @@ from forge_eq.targets.price import best_time, packed_time
 
 GROUP = 32  # elements; a coarser group of integers is also several groups of this size
 PROBE = 2  # groups that are tried with all steps: an ordinary weight is refused by its first and its last
-CHUNK = 1 << 12  # groups at a time, so that temporaries stay in the cache
+CHUNK = 1 << 15  # groups at a time: a step stays in the cache, and takes longer than to hand over Python's lock
 PAYS = 0.97  # share of the unpacked time that must not be exceeded
 PRODUCTS = {2: linear_packed, 3: linear_packed_offset}  # by the number of parts
 TINY = float(np.finfo(np.float32).tiny)
@@ -54,7 +56,9 @@ class _Packer:
         self.made: dict[str, list[int]] = {}  # the same in the new graph
 
     def run(self) -> Graph:
-        packed = {n.id: w for n in self.graph.nodes if n.op.cost.form and self.pays(n) and (w := self.weight(n))}
+        gaining = {n.id: w for n in self.graph.nodes if n.op.cost.form and (w := self.weight(n)) and self.pays(n)}
+        self.find(list(dict.fromkeys(gaining.values())))
+        packed = {node: w for node, w in gaining.items() if self.found[w]}
         if not packed:
             return self.graph
         for node in self.graph.nodes:
@@ -73,15 +77,25 @@ class _Packer:
         return packed is not None and packed <= PAYS * best_time(self.target, node.op, types, node.attrs, node.type)
 
     def weight(self, node: Node) -> str | None:
-        """The name of the node's weight, if it is a constant [n, k] that has parts."""
+        """The name of the node's weight, if it is a constant [n, k] whose data is there."""
         weight = self.graph.nodes[node.inputs[1]]
         if weight.op is not constant or not node.attrs or node.attrs[0] is not True:
             return None
         name: str = weight.attrs[0]
-        if name not in self.found:
-            data = self.graph.constants.get(name)  # a graph may come without its data, or with shapes only
-            self.found[name] = None if data is None or data.is_meta else exact(data)
-        return name if self.found[name] else None
+        data = self.graph.constants.get(name)  # a graph may come without its data, or with shapes only
+        return None if data is None or data.is_meta else name
+
+    def find(self, names: Sequence[str]) -> None:
+        """Looks for the parts of weights, each on one thread.
+
+        Threads that share a weight wait for each other at each step, and beside a busy program that takes minutes.
+        """
+        threads = torch.get_num_threads()
+        try:
+            with ThreadPoolExecutor(threads, "forge_eq-pack", torch.set_num_threads, (1,)) as pool:
+                self.found = dict(zip(names, pool.map(exact, [self.graph.constants[n] for n in names]), strict=True))
+        finally:
+            torch.set_num_threads(threads)  # torch keeps the number for threads to come
 
     def parts(self, weight: str) -> list[int]:
         """The parts of a weight, each a constant."""

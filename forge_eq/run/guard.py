@@ -97,14 +97,16 @@ def guard(
         pins: instructions to give to torch from the start.
         quick: only ``probes.quick``, not the edge inputs.
         predicted_us: microseconds that a call is expected to take. Where the reference is sure to end before
-            OpenVINO has compiled, it leaves a core to that.
+            OpenVINO has compiled, torch leaves a core to that.
 
     Raises:
         RunError: openvino is missing, or the program disagrees with the reference even when torch computes it.
     """
     inputs = list((quick_probes if quick else probes)(examples, seed))
     spare = 1 if REFERENCE * predicted_us < COMPILING * len(program.instrs) else 0
-    return _Guard(program, target, reference, wide, threads).run(inputs, frozenset(pins), spare)
+    guarded = _Guard(program, target, reference, wide, threads)
+    with _torch_threads(guarded.every - spare):
+        return guarded.run(inputs, frozenset(pins))
 
 
 class _Guard:
@@ -114,15 +116,15 @@ class _Guard:
         self.program, self.target, self.reference, self.wide, self.threads = program, target, reference, wide, threads
         self.remarks: list[Remark] = []
         self.building = 0.0
+        self.every = torch.get_num_threads()
         self.all = accelerated(program, target)
         if self.all:
             load_openvino()  # its absence is not something to repair
 
-    def run(self, inputs: Sequence[tuple[str, list[Any]]], pins: frozenset[int], spare: int = 0) -> Guarded:
+    def run(self, inputs: Sequence[tuple[str, list[Any]]], pins: frozenset[int]) -> Guarded:
         with ThreadPoolExecutor(1, "forge_eq-build") as beside:  # OpenVINO compiles on its own; torch answers meanwhile
             begun: Future[Executable] | None = beside.submit(self.build, pins)
-            with _left(spare):
-                asked = self.ask(inputs)
+            asked = self.ask(inputs)
         for _ in range(ROUNDS):
             executable, fault = self.attempt(pins, asked, begun)
             begun = None
@@ -152,7 +154,8 @@ class _Guard:
     def build(self, pins: frozenset[int]) -> Executable:
         start = time.perf_counter()
         try:
-            return Executable(self.program, self.target, pins, self.threads)
+            with _torch_threads(self.every):  # models are divided by their number
+                return Executable(self.program, self.target, pins, self.threads)
         finally:
             self.building += time.perf_counter() - start
 
@@ -261,18 +264,18 @@ def _seeded(call: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _left(spare: int) -> Iterator[None]:
-    """Keeps torch's kernels from ``spare`` cores.
+def _torch_threads(count: int) -> Iterator[None]:
+    """Gives torch's kernels, as this thread calls them, so many threads.
 
     The threads of a kernel wait for each other. With one more thread than cores each such wait is a turn of the
-    scheduler: GPT-2's step has 200 of them, and took up to 2 s instead of 0.05.
+    scheduler: GPT-2's step has 200 of them, and took up to 2 s instead of 0.05 while OpenVINO compiled.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads - spare))
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, count))
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def _own(value: Any) -> Any:
