@@ -1,4 +1,4 @@
-"""A captured graph run by torch has the module's strides, and so its bits: torch's kernels add up in the order of memory."""
+"""A captured graph run by torch has the module's strides, and so its bits: torch adds up in the order of memory."""
 
 from __future__ import annotations
 

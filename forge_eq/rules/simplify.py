@@ -8,8 +8,8 @@ from typing import Any
 from forge_eq.ops.elementwise import cast, clamp, eq, logical_not, relu, where
 from forge_eq.ops.movement import (
     alias,
-    clone,
     broadcast_to,
+    clone,
     concat,
     contiguous,
     dropout_eval,
