@@ -96,12 +96,12 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 
 def measure(graphs: dict[str, Any], repeats: int) -> dict[str, dict[str, Any]]:
     """Seconds of each round and the last e-graph, by graph."""
-    from forge_eq.egraph.engine import engine
+    from forge_eq.egraph.engine import Engine
     from forge_eq.options import Limits
     from forge_eq.pipeline import collector_held
     from forge_eq.rules import default
 
-    made = engine(default)
+    made = Engine(default)
     found: dict[str, dict[str, Any]] = {name: {"processor": [], "wall": [], "spent": []} for name in graphs}
     for index, name in enumerate(progress([n for _ in range(repeats + 1) for n in graphs], "saturation")):
         del index

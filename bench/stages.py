@@ -3,7 +3,8 @@
 Usage: python bench/stages.py [--layers 12,24,48] [--repeats 5] [--tokens 128] [--memory gpt2] [--out FOLDER]
 
 Own stages: saturate, extract, lower, schedule, alloc; after capture, before the backend's build. Cold: the first
-program of a fresh process, imports and the declaration of the rules apart. Warm: the same again in one process, the
+program of a fresh process, apart from imports and from what is declared while a program is captured ("declare rules":
+what the process before needed; the first row of a new machine has none). Warm: the same again in one process, the
 depths in turn. The weights are on the meta device, except for the memory table.
 """
 
@@ -94,10 +95,10 @@ def cold_child(given: Any) -> dict[str, Any]:
     after_torch = time.perf_counter()
     capture_all = _import_compiler()
     after_import = time.perf_counter()
-    from forge_eq.egraph.engine import engine
+    from forge_eq.egraph.worker import prepare
     from forge_eq.rules import default
 
-    engine(default)
+    prepare(default).result()
     after_rules = time.perf_counter()
     captured = capture_all(int(given.layers), given.tokens)
     return {
@@ -164,12 +165,12 @@ def _import_compiler() -> Any:
     """Imports every module that the pipeline uses, and gives the function that captures GPT-2 of some depth."""
     from forge_eq import pipeline
     from forge_eq.alloc import linear_scan
-    from forge_eq.egraph import engine
+    from forge_eq.egraph import worker
     from forge_eq.extract import fold, program
     from forge_eq.lower import select
     from forge_eq.schedule import plan
 
-    assert all((pipeline, linear_scan, engine, fold, program, select, plan))
+    assert all((pipeline, linear_scan, worker, fold, program, select, plan))
     return capture_gpt2
 
 

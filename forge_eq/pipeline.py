@@ -87,9 +87,11 @@ class Misrecorded(Exception):
 def _capture(job: Job) -> Any:
     """The recorder's graph stands only after it gave the module's own values; else torch.export's does."""
     from forge_eq.capture.export import captured
+    from forge_eq.egraph.worker import prepare
 
     options = job.options
     how = "export" if options.capture == "auto" and options.verify == "off" else options.capture
+    prepare(_rules(job))
     module, args, kwargs, dynamic = job.source
     found = captured(module, args, kwargs, dynamic, how)
     job.remarks += found.remarks
@@ -128,11 +130,16 @@ def export_instead(job: Job) -> Any:
     return captured(module, args, kwargs, dynamic, "export").graph
 
 
-def _saturate(job: Job) -> Any:
-    from forge_eq.egraph.engine import saturate
+def _rules(job: Job) -> Any:
     from forge_eq.rules import default
 
-    return saturate(job["capture"], default if job.options.rules is None else job.options.rules, job.options.limits)
+    return default if job.options.rules is None else job.options.rules
+
+
+def _saturate(job: Job) -> Any:
+    from forge_eq.egraph.worker import saturate
+
+    return saturate(job["capture"], _rules(job), job.options.limits)
 
 
 def _extract(job: Job) -> Any:

@@ -315,6 +315,7 @@ def _build(job: Job, examples: list[Any] | None, names: tuple[str, ...]) -> tupl
         wide=lambda inputs: (job.answers or answers).in_float64(inputs),
         threads=job.options.threads,
         quick=job.options.verify != "full",
+        predicted_us=job["schedule"].predicted_us,
     )
     job.remarks.extend(found.remarks)
     job.answers = None  # nobody asks any more, and logits are large

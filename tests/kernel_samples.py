@@ -241,7 +241,8 @@ SAMPLES: dict[Op, Any] = {
     movement.concat: each(([X, X, rand(2, 1, 4)], (1,)), ([rand(1)], (0,)), ([bools(2), bools(3)], (0,))),
     movement.split: each(([X], ((1, 3), 2)), ([X], ((3,), 1)), ([rand(6)], ((1, 2, 3), 0))),
     **dict.fromkeys(
-        [movement.alias, movement.contiguous, movement.device_move], each(([X], ()), ([rand()], ()), ([bools(3)], ()))
+        [movement.alias, movement.clone, movement.contiguous, movement.device_move],
+        each(([X], ()), ([rand()], ()), ([bools(3)], ())),
     ),
     movement.dropout_eval: each(([X], (0.1,))),
     **dict.fromkeys([reduction.sum_, reduction.mean, reduction.amax], reductions),

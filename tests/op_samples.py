@@ -370,7 +370,7 @@ SAMPLERS: dict[Op, Sampler] = {
         [E.exp, E.log, E.sqrt, E.rsqrt, E.reciprocal, E.tanh, E.sigmoid, E.sin, E.cos, E.erf, E.floor,
          C.gelu_tanh, C.silu], unary),
     C.gelu: finite,
-    **dict.fromkeys([E.neg, E.abs_, E.relu, M.alias, M.contiguous, M.device_move], same_type),
+    **dict.fromkeys([E.neg, E.abs_, E.relu, M.alias, M.clone, M.contiguous, M.device_move], same_type),
     **dict.fromkeys([E.add, E.mul, E.sub, E.maximum, E.minimum, E.eq, E.ne, E.lt, E.le, E.gt, E.ge], numbers),
     **dict.fromkeys([C.swiglu, C.geglu], same_shape_floats),
     E.div: floats, E.pow_: powers, E.where: where, E.clamp: clamp, E.cast: cast,

@@ -128,7 +128,7 @@ def move(p: Program) -> Value:
         elif kind == 7:
             x = p(movement.broadcast_to, x, shape if p.flip() else (2, *shape))
         elif kind == 8:
-            x = p(p.rng.choice([movement.alias, movement.contiguous, movement.device_move]), x)
+            x = p(p.rng.choice([movement.alias, movement.clone, movement.contiguous, movement.device_move]), x)
         else:
             x = p(movement.dropout_eval, x, 0.1) if p.flip() else p(movement.concat, x, axis)
         if len(p.shape(x)) > 5 or math.prod(p.shape(x)) > 4000:

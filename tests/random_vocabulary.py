@@ -36,7 +36,7 @@ BINARY = (
 COMPARE = (
     elementwise.eq, elementwise.ne, elementwise.lt, elementwise.le, elementwise.gt, elementwise.ge,
 )  # fmt: skip
-SAME = (movement.alias, movement.contiguous, movement.device_move)
+SAME = (movement.alias, movement.clone, movement.contiguous, movement.device_move)
 
 
 def values(type_: TensorType, generator: torch.Generator, special: bool) -> torch.Tensor:

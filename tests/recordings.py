@@ -16,11 +16,11 @@ from forge_eq.capture.record import record
 from forge_eq.capture.record_import import to_graph
 from forge_eq.ir.check import check
 from forge_eq.ir.graph import Graph
-from forge_eq.ops.movement import alias, contiguous, device_move
+from forge_eq.ops.movement import alias, clone, contiguous, device_move
 from forge_eq.run.torch_module import to_module
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-UNSEEN = {alias, contiguous, device_move}  # the same value
+UNSEEN = {alias, clone, contiguous, device_move}  # the same value
 
 
 class Body(nn.Module):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
 import pytest
 
 from forge_eq import targets
+from forge_eq.alloc import skyline as search
 from forge_eq.alloc.checker import check
 from forge_eq.alloc.linear_scan import STRATEGIES, allocate
-from forge_eq.alloc.liveness import groups, intervals, max_live, steps
+from forge_eq.alloc.liveness import Group, Interval, groups, intervals, max_live, steps
 from forge_eq.alloc.plan import Allocation, Slot
+from forge_eq.alloc.skyline import skyline
 from forge_eq.alloc.text import WIDTH, parse, text
 from forge_eq.errors import AllocError, CheckError, ParseError
 from forge_eq.lower.npu import Program
@@ -64,6 +67,101 @@ def test_every_strategy_is_sound(name: str, seed: int) -> None:
         assert peak + 63 >= max_live(mine, 64)
         arenas.append(replace(arena, slots=slots, peak=peak))
     check(program, NPU, Allocation(program.name, "instr", 64, len(sequence), tuple(arenas)))
+
+
+def boxes(*sizes: tuple[int, int, int]) -> list[Group]:
+    """Buffers by (birth, death, multiples of 64 bytes)."""
+    return [Group((Interval(k, "npu", 64 * n, b, d),)) for k, (b, d, n) in enumerate(sizes)]
+
+
+def peak(made: list[Group], offsets: dict[int, int]) -> int:
+    return max(offsets[g.key] + g.nbytes for g in made)
+
+
+def apart(made: list[Group], offsets: dict[int, int]) -> bool:
+    """Whether no two that are live together overlap."""
+    return all(
+        offsets[a.key] + a.nbytes <= offsets[b.key] or offsets[b.key] + b.nbytes <= offsets[a.key]
+        for a, b in itertools.combinations(made, 2)
+        if a.birth < b.death and b.birth < a.death
+    )
+
+
+# What is left of one layer of Gemma 3 without which some greedy order finds the bound: (birth, death, size).
+NORMED = boxes(
+    (0, 3, 1),
+    (1, 5, 2),
+    (2, 6, 1),
+    (4, 7, 2),
+    (5, 8, 1),
+    (6, 9, 2),
+)
+
+
+def drawn(seed: int, count: int, most: int) -> list[Group]:
+    r = random.Random(seed)
+    starts = [r.randrange(count) for _ in range(count)]
+    return boxes(*((b, b + 1 + int(r.expovariate(0.25)), r.randint(1, most)) for b in starts))
+
+
+def least(made: list[Group]) -> int:
+    """The lowest peak of all, by trying every order at the lowest free offsets."""
+
+    def lowest(order: tuple[Group, ...]) -> int:
+        at: dict[int, int] = {}
+        for g in order:
+            taken = sorted(
+                (at[o.key], at[o.key] + o.nbytes)
+                for o in order
+                if o.key in at and o.birth < g.death and g.birth < o.death
+            )
+            offset = 0
+            for start, end in taken:
+                if start - offset >= g.nbytes:
+                    break
+                offset = max(offset, end)
+            at[g.key] = offset
+        return peak(made, at)
+
+    return min(map(lowest, itertools.permutations(made)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_search_finds_what_there_is(seed: int) -> None:
+    made = drawn(seed, 6, 9)
+    best = least(made)
+    for capacity in (max_live(made, 64) - 64, best - 64, best, best + 64):
+        found = skyline(made, 64, capacity)
+        assert (found is not None) == (capacity >= best)
+        assert found is None or (apart(made, found) and peak(made, found) <= capacity)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_search_is_tight_where_greedy_orders_are_not(seed: int) -> None:
+    made = drawn(seed, 60, 19)
+    bound = max_live(made, 64)
+    found = skyline(made, 64, bound)
+    assert found is not None
+    assert apart(made, found)
+    assert peak(made, found) == bound
+
+
+def test_the_search_is_tight_on_a_layer_with_many_norms() -> None:
+    bound = max_live(NORMED, 64)
+    assert all(peak(NORMED, run(NORMED, 64)) > bound for _, run in STRATEGIES)
+    found = skyline(NORMED, 64, bound)
+    assert found is not None
+    assert apart(NORMED, found)
+    assert peak(NORMED, found) == bound
+
+
+def test_the_search_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = drawn(1, 60, 19)
+    monkeypatch.setattr(search, "NODES", 59)
+    assert skyline(made, 64, max_live(made, 64)) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(search, "GROUPS", 59)
+    assert skyline(made, 64, max_live(made, 64)) is None
 
 
 @pytest.mark.parametrize("target", [NPU, TORCH], ids=lambda t: t.name)

@@ -243,6 +243,26 @@ def test_a_sound_program_is_left_alone() -> None:
     assert [r.kind for r in found.remarks] == ["passed"]
 
 
+@pytest.mark.parametrize(("predicted_us", "used"), [(1e2, 1), (1e6, 2)])
+def test_brief_programs_leave_a_core_to_the_compiler(predicted_us: float, used: int) -> None:
+    x, before, seen = torch.randn(3, 8), torch.get_num_threads(), list[int]()
+    graph = capture(Mlp().eval(), (x,))
+
+    def counted(inputs: Sequence[Any]) -> Sequence[Any]:
+        seen.append(torch.get_num_threads())
+        if len(seen) > 1:
+            raise ValueError("refused")
+        return run_graph(graph, inputs)
+
+    try:
+        torch.set_num_threads(2)
+        guard(scheduled(graph), TARGET, counted, [x], threads=1, predicted_us=predicted_us)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {used}
+
+
 def test_a_program_that_differs_on_torch_is_refused() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import forge_eq
 from forge_eq.extract.fold import Folded, fold
 from forge_eq.ir.graph import Builder
 from forge_eq.ir.types import TensorType
+from forge_eq.lower import pack as packing
 from forge_eq.lower.pack import GROUP, exact, pack
 from forge_eq.ops.composite import linear_bias_act
 from forge_eq.ops.leaves import constant, input_
@@ -103,6 +105,71 @@ def test_a_group_of_one_value_is_that_value() -> None:
     assert run is not None
     assert torch.equal(run(*found)[2], weight[2])
     assert torch.equal(run(*found)[4, GROUP:], weight[4, GROUP:])
+
+
+def given_back(weight: torch.Tensor) -> torch.Tensor:
+    """The weight from its parts: s q, or s q + o with o = -z s, which is z's rounding away; the integers are exact."""
+    found = exact(weight)
+    assert found is not None
+    q, s, *z = found
+    groups = weight.reshape(*s.shape, GROUP)
+    whole = q.reshape(groups.shape).double() * s.double().unsqueeze(2)
+    if z:
+        even = (groups.amax(2) == groups.amin(2)).unsqueeze(2)
+        offset = torch.where(even, 0.0, groups.amin(2, keepdim=True))
+        assert torch.allclose(-z[0] * s, offset.squeeze(2), rtol=3e-7, atol=0.0)
+        whole = whole + offset
+    return whole.float().reshape(weight.shape)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_half_precision_scale_gives_the_weight_back_to_the_bit(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    rows, columns = int(torch.randint(1, 40, (), generator=rng)), int(torch.randint(1, 9, (), generator=rng))
+    exponents = torch.randint(-24, 5, (rows, columns, 1), generator=rng)  # the least half-precision number is 2^-24
+    scale = (torch.rand(rows, columns, 1, generator=rng) + 1.0).mul(2.0**exponents).half().float()
+    levels = (127, 100, 8, 7)[seed % 4]
+    q = torch.randint(-levels, levels + 1, (rows, columns, GROUP), generator=rng).float()
+    q[..., 3] = levels
+    q[torch.rand(rows, columns, generator=rng) < 0.1] = 0.0
+    q = torch.where((q == 0) & (torch.rand(q.shape, generator=rng) < 0.5), -0.0, q)  # a zero of either sign
+    symmetric = (q * scale).reshape(rows, -1)
+    assert torch.equal(given_back(symmetric), symmetric)
+
+    steps = (15, 31, 255, 3, 7, 63, 127)[seed % 7]
+    q = torch.randint(0, steps + 1, (rows, columns, GROUP), generator=rng).float()
+    q[..., 5], q[..., 9] = 0, steps
+    q[torch.rand(rows, columns, generator=rng) < 0.1] = 1.0  # groups of one value
+    least = (scale * steps * torch.randn(scale.shape, generator=rng)).half().float()
+    affine = (q.double() * scale.double() + least.double()).float().reshape(rows, -1)
+    assert torch.equal(given_back(affine), affine)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, None], ids=str)
+@pytest.mark.parametrize("at", [(0, 0), (4096, 31), (8999, 63)], ids=str)
+@pytest.mark.parametrize("make", [quantised, stored_with_offset], ids=["symmetric", "offset"])
+def test_one_wrong_element_of_a_large_weight_is_seen(
+    make: Any, at: tuple[int, int], value: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "CHUNK", 1 << 12)  # the weight has five
+    weight = make(9000, 2 * GROUP)
+    row, column = at
+    weight[row, column] = torch.nextafter(weight[row, column], torch.tensor(9.0)) if value is None else value
+    assert exact(weight) is None
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_a_group_of_nothing_finite_is_refused(value: float) -> None:
+    for weight in (quantised(64, 64), stored_with_offset(64, 64), torch.zeros(64, 64)):
+        weight[40, GROUP:] = value
+        assert exact(weight) is None
+
+
+def test_groups_of_other_steps_in_one_weight_are_found() -> None:
+    weight = torch.cat([quantised(30, 64, i, levels) for i, levels in enumerate((127, 7, 1, 90, 8))])
+    assert torch.equal(given_back(weight), weight)
+    weight = torch.cat([stored_with_offset(30, 64, *kind) for kind in ((15, 11), (31, 11), (63, 17), (15, 17))])
+    assert torch.equal(given_back(weight), weight)
 
 
 def nudged(weight: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Arena allocation: linear scan, and two greedy orders that sometimes beat it.
+"""Arena allocation: linear scan, greedy orders that sometimes beat it, and a short search where neither is tight.
 
 Takes a scheduled program. Gives an :class:`Allocation`. Promises: deterministic; offsets are aligned; no two buffers
 that are live together overlap, except where an elementwise instruction writes over an operand that dies there.
@@ -6,7 +6,8 @@ Not here: the proof of that (``alloc.checker``, which shares no code with this).
 
 Linear scan is Poletto and Sarkar's (TOPLAS 1999) with byte offsets in place of registers: a best-fit list of free
 blocks, merged with their neighbours on release. The greedy orders place the largest (or longest) buffers first, each
-at the lowest offset that is free for its whole life. The lowest peak is kept.
+at the lowest offset that is free for its whole life. The lowest peak is kept. Where it is above the bound, a placement
+within the bound is searched for (``alloc.skyline``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from heapq import heappop, heappush
 
 from forge_eq.alloc.liveness import INSTR, SEGMENT, Group, aligned, groups, intervals, max_live, steps
 from forge_eq.alloc.plan import Allocation, Arena, Slot
+from forge_eq.alloc.skyline import skyline
 from forge_eq.errors import AllocError
 from forge_eq.lower.npu import Program
 from forge_eq.targets import Target
@@ -67,6 +69,8 @@ def _arena(device: str, merged: Sequence[Group], alignment: int) -> Arena:
             break
     assert best is not None
     peak, name, offsets = best
+    if peak > bound and (tight := skyline(merged, alignment, bound)) is not None:
+        peak, name, offsets = bound, "skyline", tight
     slots = [Slot(i.vreg, offsets[g.key], i.nbytes, i.birth, i.death) for g in merged for i in g.members]
     return Arena(device, peak, bound, name, tuple(sorted(slots, key=lambda s: (s.birth, s.vreg))))
 

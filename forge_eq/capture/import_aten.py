@@ -33,7 +33,7 @@ from forge_eq.ops.aten import Ref, Unsupported
 from forge_eq.ops.effects import opaque, opaque_effect
 from forge_eq.ops.elementwise import cast
 from forge_eq.ops.leaves import constant
-from forge_eq.ops.movement import alias, device_move, project
+from forge_eq.ops.movement import alias, clone, device_move, project
 from forge_eq.ops.spec import Op
 
 # Adapters refuse by Unsupported; the others mean that a call has a form its adapter does not know.
@@ -76,7 +76,7 @@ class GraphImporter:
 
     def number(self, ref: Ref) -> float | None:
         node = self.builder.nodes[ref.id]
-        while node.op is device_move or node.op is alias:
+        while node.op in (device_move, alias, clone):
             node = self.builder.nodes[node.inputs[0]]
         return self.numbers.get(node.id)
 

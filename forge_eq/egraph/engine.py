@@ -10,9 +10,9 @@ that a process with one program never declares how; declarations and answers sta
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-import threading
 import time
 import weakref
 from collections import defaultdict
@@ -28,9 +28,10 @@ from forge_eq.egraph.native import bindings
 from forge_eq.egraph.read import read_view
 from forge_eq.egraph.view import EGraphView, Saturation
 from forge_eq.egraph.vocabulary import Usable, Vocabulary
+from forge_eq.egraph.words import Words
 from forge_eq.ir.constness import constant_nodes
 from forge_eq.ir.graph import Graph
-from forge_eq.ops.spec import Op
+from forge_eq.ops.spec import REGISTRY, Op
 from forge_eq.options import Limits
 from forge_eq.rules.dsl import RuleSet
 
@@ -39,12 +40,11 @@ SHM = Path("/dev/shm")  # tables are written for the engine to read: keep them i
 
 
 class Engine:
-    """One e-graph with a rule set's declarations, used by one program at a time."""
+    """One e-graph with a rule set's declarations, used by one program at a time, on the thread that made it."""
 
     def __init__(self, rules: RuleSet) -> None:
-        self.lock = threading.Lock()
         self.folder = Path(tempfile.mkdtemp(prefix="forge_eq-", dir=SHM if SHM.is_dir() else None))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        weakref.finalize(self, _remove, self.folder, os.getpid())
         self.egraph = bindings.EGraph(fact_directory=self.folder)
         self.rules = [CompiledRule(r, i + 1) for i, r in enumerate(sorted(rules, key=lambda r: r.id))]
         self.demand = Demand.of(rules)
@@ -148,26 +148,43 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------- running
 
+    def prepare(self, words: Words) -> None:
+        """Declares words that a program is likely to have, before there is one."""
+        ops = [(REGISTRY[name], arity) for name, arity in words.constructors if name in REGISTRY]
+        self.declare(ops)
+        known = {r.id: r for r in self.rules}
+        for kind, declare in ((words.asking, self._declare_asking), (words.firing, self._declare_firing)):
+            for name in kind:
+                if name in known:
+                    declare(known[name])
+        self._run("(run load)")
+
+    @property
+    def words(self) -> Words:
+        """What is declared."""
+        constructors = sorted((op.name, arity) for op, arity in self.declared.values())
+        asking, firing = (sorted(self.rules[i - 1].id for i in which) for which in (self.asking, self.firing))
+        return Words(tuple(constructors), tuple(asking), tuple(firing))
+
     def saturate(self, graph: Graph, limits: Limits) -> EGraphView:
         """Loads a program, saturates it and reads it back."""
-        with self.lock:
-            self.forget()
-            attrs = [tuple(map(INTERNER.id, n.attrs)) for n in graph.nodes]
-            present = Vocabulary(graph.nodes, attrs)
-            self.declare(sorted(present.ops, key=lambda c: (c[0].name, c[1])))
-            part = self.demand.in_part(graph)
-            marks = [time.process_time()]
-            self.full = True
-            self._load(graph, attrs, part)
-            marks.append(time.process_time())
-            usable = Usable((r for r in self.rules if part or not r.wants_part), present)
-            saturation = self._saturate(limits, usable, len(graph.nodes), bool(part))
-            marks.append(time.process_time())
-            view = read_view(graph, saturation, self.egraph, self.declared, self.rules)
-            marks.append(time.process_time())
-            spent = (after - before for before, after in pairwise(marks))
-            saturation.spent.update(zip(("load", "saturate", "read"), spent, strict=True))
-            return view
+        self.forget()
+        attrs = [tuple(map(INTERNER.id, n.attrs)) for n in graph.nodes]
+        present = Vocabulary(graph.nodes, attrs)
+        self.declare(sorted(present.ops, key=lambda c: (c[0].name, c[1])))
+        part = self.demand.in_part(graph)
+        marks = [time.process_time()]
+        self.full = True
+        self._load(graph, attrs, part)
+        marks.append(time.process_time())
+        usable = Usable((r for r in self.rules if part or not r.wants_part), present)
+        saturation = self._saturate(limits, usable, len(graph.nodes), bool(part))
+        marks.append(time.process_time())
+        view = read_view(graph, saturation, self.egraph, self.declared, self.rules)
+        marks.append(time.process_time())
+        spent = (after - before for before, after in pairwise(marks))
+        saturation.spent.update(zip(("load", "saturate", "read"), spent, strict=True))
+        return view
 
     def _schedule(self, usable: Usable) -> str:
         """Names the rules that can match (:class:`Usable`), and of these the ones that have answers: the others only
@@ -279,17 +296,7 @@ class Engine:
         return bool(fresh)
 
 
-_ENGINES: dict[str, Engine] = {}
-
-
-def engine(rules: RuleSet) -> Engine:
-    """The engine of a rule set, made once per process."""
-    known = rules.hash
-    if known not in _ENGINES:
-        _ENGINES[known] = Engine(rules)
-    return _ENGINES[known]
-
-
-def saturate(graph: Graph, rules: RuleSet, limits: Limits | None = None) -> EGraphView:
-    """Every program that the rules show equal to ``graph``, as one e-graph."""
-    return engine(rules).saturate(graph, limits or Limits())
+def _remove(folder: Path, owner: int) -> None:
+    """Removes an engine's folder, unless this process has only inherited it by a fork."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -115,7 +115,7 @@ class Instr:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A maximal run of instructions ``[start, stop)`` on one device."""
+    """A run of instructions ``[start, stop)`` on one device, as long as it can be between cuts."""
 
     device: str
     start: int
@@ -129,7 +129,8 @@ class Program:
     ``inputs`` are registers in argument order, ``constants`` pairs of (register, name in ``data``), ``outputs``
     registers (user results first, then write-backs, as in the graph). ``writes`` are pairs of positions (output,
     input): after a run the input's memory holds that output. ``data``, ``submodules`` and ``signature``
-    come from the graph unchanged; they are not part of the text form nor of equality.
+    come from the graph unchanged; ``cuts`` are positions at which a segment begins though the device is that of the
+    one before (``run.cuts``). These four are not part of the text form nor of equality.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Program:
     instrs: tuple[Instr, ...]
     outputs: tuple[int, ...]
     writes: tuple[tuple[int, int], ...] = ()
+    cuts: tuple[int, ...] = field(default=(), compare=False, repr=False)
     data: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     submodules: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     signature: Signature = field(default=Signature(), compare=False, repr=False)
@@ -166,9 +168,9 @@ class Program:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The maximal runs of instructions on one device; a copy belongs to the device it writes."""
+        """The runs of instructions on one device, between cuts; a copy belongs to the device it writes."""
         devices = [i.device for i in self.instrs]
-        starts = [p for p, device in enumerate(devices) if p == 0 or devices[p - 1] != device]
+        starts = [p for p, device in enumerate(devices) if p == 0 or devices[p - 1] != device or p in self.cuts]
         return tuple(Segment(devices[a], a, b) for a, b in pairwise([*starts, len(devices)]))
 
     def root(self, vreg: int) -> int:

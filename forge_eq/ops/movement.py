@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ def _repeat(imp: aten.Importer, op: Op, x: Any, counts: Any) -> aten.Ref:
     t = aten.tensor(imp, x)
     aten.need(all(isinstance(n, int) for n in counts) and len(counts) == t.rank, "this repeat")
     aten.need(all(n == 1 or d == 1 for n, d in zip(counts, t.shape, strict=True)), "a repeat that tiles")
-    return imp.emit(op, [x], [aten.dims(imp, None)])
+    return imp.emit(contiguous, [imp.emit(op, [x], [aten.dims(imp, None)])])
 
 
 broadcast_to = op(
@@ -247,15 +248,24 @@ project = op(
 # -------------------------------------------------------------------------- identities that exports carry
 
 
-def _identity(name: str, doc: str, overloads: list[str]) -> Op:
-    """A call that only names a value again; a rule of family ``simplify`` or ``device`` removes it."""
+def _identity(
+    name: str,
+    doc: str,
+    overloads: list[str],
+    run: Callable[..., Any] = lambda x: x,
+    adapter: Callable[..., aten.Ref] | None = None,
+) -> Op:
+    """A call that only names or stores a value again; a rule of family ``simplify`` or ``device`` removes it.
+
+    ``run`` leaves the strides that the call leaves: the last bits of torch's kernels depend on those of the operands.
+    """
     return op(
         f"{name}(x) -> y",
         doc,
         shape=same_as(),
-        aten=dict.fromkeys(overloads, _pass),
+        aten=dict.fromkeys(overloads, adapter or _pass),
         ref=lambda xp, x: x,
-        torch=lambda x: x,
+        torch=run,
         traits=Traits(elementwise=True, view=True, idempotent=True),
         cost=VIEW,
         kernel=Kernel("move", lambda g, x: x),
@@ -270,11 +280,25 @@ def _pass(imp: aten.Importer, op: Op, x: Any, *rest: Any, **kw: Any) -> aten.Ref
     return imp.emit(op, [x])
 
 
-alias = _identity(
-    "alias", "The same value under another name.", ["aten.alias.default", "aten.detach.default", "aten.clone.default"]
-)
+alias = _identity("alias", "The same value under another name.", ["aten.alias.default", "aten.detach.default"])
 contiguous = _identity(
-    "contiguous", "The same value stored densely; storage is not part of a type.", ["aten.contiguous.default"]
+    "contiguous",
+    "The same value stored densely; storage is not part of a type.",
+    ["aten.contiguous.default"],
+    lambda x: x.contiguous(),
+)
+
+
+def _clone(imp: aten.Importer, op: Op, x: Any, *, memory_format: Any = None) -> aten.Ref:
+    return _pass(imp, contiguous if memory_format is torch.contiguous_format else op, x)
+
+
+clone = _identity(
+    "clone",
+    "The same value in memory without gaps, its axes there in the order that they had.",
+    ["aten.clone.default"],
+    lambda x: x.clone(),
+    _clone,
 )
 device_move = _identity(
     "device_move",

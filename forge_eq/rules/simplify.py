@@ -9,6 +9,7 @@ from forge_eq.ops.elementwise import cast, clamp, eq, logical_not, relu, where
 from forge_eq.ops.movement import (
     alias,
     broadcast_to,
+    clone,
     concat,
     contiguous,
     dropout_eval,
@@ -36,6 +37,12 @@ def alias_is_identity(x: Var) -> Equation:
 def contiguous_is_identity(x: Var) -> Equation:
     """Eager attention asks for dense storage, which allocation decides here."""
     return to(contiguous(x), x)
+
+
+@rule("simplify", exact="bit", source="storage order is no part of a value")
+def clone_is_identity(x: Var) -> Equation:
+    """A copy is taken where something else may be written, and nothing is here."""
+    return to(clone(x), x)
 
 
 @rule("simplify", exact="bit", source="dropout in evaluation mode passes its input")

@@ -1,8 +1,8 @@
 """Whether a recorded graph gives the module's own values.
 
 Takes a graph that ``capture.record`` made, the module and its example inputs. Gives why they differ, or nothing, and
-the graph's outputs for whoever compares with them next. Promises: the module itself runs, on the example and on a
-random variation of it (``full``: on every probe), and its results are compared bit by bit; where the recording followed
+the graph's outputs for whoever compares with them next. Promises: the module itself runs on what the guard compares on
+(``run.probes.quick``; ``full``: on every probe), and its results are compared bit by bit; where the recording followed
 torch's tracing flags, the module under these flags must agree bit by bit and without them within the criterion. The
 module's state is put back. Not here: what to do about a difference (``pipeline``).
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from forge_eq.ir.graph import Graph
 from forge_eq.remarks import Remark
 from forge_eq.run.boundary import input_checker
 from forge_eq.run.differential import Answers
-from forge_eq.run.probes import probes
+from forge_eq.run.probes import probes, quick
 from forge_eq.verify.criterion import compare
 
 
@@ -49,7 +48,7 @@ def confirm(
         told = Remark("missed", "capture", graph.name, f"recorded, and not compared with the module: {why}")
         return Confirmed("", None, (told,))
     answers, names = Answers(graph), list[str]()
-    for name, batch in islice(probes(inputs), None if level == "full" else 2):
+    for name, batch in (probes if level == "full" else quick)(inputs):
         try:
             wanted = _module(graph, module, batch)
         except Exception as e:  # whatever the user's module raises

@@ -22,8 +22,9 @@ from forge_eq.errors import InputError, RunError
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Imm, Instr, Program, Segment
 from forge_eq.run.arena import Memory
+from forge_eq.run.cuts import cut
 from forge_eq.run.handover import Extent, Input, Output, extent
-from forge_eq.run.segments import ModelSegment, compile_all
+from forge_eq.run.segments import ModelSegment, compiled
 from forge_eq.run.values import describe, fits, runner
 from forge_eq.targets import Target
 
@@ -41,6 +42,11 @@ def pin(program: Program, target: Target, pins: Iterable[int]) -> Program:
         replace(i, device=target.host) if p in chosen and not i.is_copy else i for p, i in enumerate(program.instrs)
     )
     return without_transfers(replace(program, instrs=instrs))
+
+
+def divided(program: Program, target: Target, pins: Iterable[int]) -> Program:
+    """The program as it is run, with these pins: long segments are cut."""
+    return cut(pin(program, target, pins), target)
 
 
 def accelerated(program: Program, target: Target) -> frozenset[int]:
@@ -144,11 +150,10 @@ class Executable:
         """
         self.target, self.threads = target, threads
         self.pins = frozenset(pins) | unbuildable(program, target)
-        self.program = pin(program, target, self.pins)
+        self.program = divided(program, target, self.pins)
         self.allocation = allocate_on_host(self.program, target)
         self.memory = Memory(self.program, self.allocation)
-        self.segments = [self._build(s) for s in self.program.segments]
-        compile_all([s for s in self.segments if isinstance(s, ModelSegment)])
+        self.segments = compiled(self._build(s) for s in self.program.segments)
         self._inputs = [Input(self.memory, k) for k in range(len(self.program.inputs))]
         self._outputs = self._made()
         state, outputs = self.program.state, self.program.outputs

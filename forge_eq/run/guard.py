@@ -11,8 +11,9 @@ Not here: which rule is right (``verify``). When the program itself differs on t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -37,6 +38,8 @@ Reference = Callable[[Sequence[Any]], Sequence[Any]]  # flat inputs -> flat outp
 WideReference = Callable[[Sequence[Any]], Sequence[Any] | None]  # None: cannot be computed in float64
 
 ROUNDS = 8  # repairs before everything goes to torch
+COMPILING = 3_000  # microseconds that OpenVINO takes for an instruction, about
+REFERENCE = 4  # what the reference's runs take on one core, in calls as they are predicted, about
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def guard(
     pins: Iterable[int] = (),
     seed: int = 0,
     quick: bool = False,
+    predicted_us: float = 0.0,
 ) -> Guarded:
     """Builds, compares and, where needed, repairs.
 
@@ -92,12 +96,17 @@ def guard(
         wide: the captured program in float64 (``run.values.in_float64``), asked where the tolerance is exceeded.
         pins: instructions to give to torch from the start.
         quick: only ``probes.quick``, not the edge inputs.
+        predicted_us: microseconds that a call is expected to take. Where the reference is sure to end before
+            OpenVINO has compiled, torch leaves a core to that.
 
     Raises:
         RunError: openvino is missing, or the program disagrees with the reference even when torch computes it.
     """
     inputs = list((quick_probes if quick else probes)(examples, seed))
-    return _Guard(program, target, reference, wide, threads).run(inputs, frozenset(pins))
+    spare = 1 if REFERENCE * predicted_us < COMPILING * len(program.instrs) else 0
+    guarded = _Guard(program, target, reference, wide, threads)
+    with _torch_threads(guarded.every - spare):
+        return guarded.run(inputs, frozenset(pins))
 
 
 class _Guard:
@@ -107,6 +116,7 @@ class _Guard:
         self.program, self.target, self.reference, self.wide, self.threads = program, target, reference, wide, threads
         self.remarks: list[Remark] = []
         self.building = 0.0
+        self.every = torch.get_num_threads()
         self.all = accelerated(program, target)
         if self.all:
             load_openvino()  # its absence is not something to repair
@@ -144,7 +154,8 @@ class _Guard:
     def build(self, pins: frozenset[int]) -> Executable:
         start = time.perf_counter()
         try:
-            return Executable(self.program, self.target, pins, self.threads)
+            with _torch_threads(self.every):  # models are divided by their number
+                return Executable(self.program, self.target, pins, self.threads)
         finally:
             self.building += time.perf_counter() - start
 
@@ -250,6 +261,21 @@ def _seeded(call: Callable[[], Any]) -> Any:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         return call()
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Gives torch's kernels, as this thread calls them, so many threads.
+
+    The threads of a kernel wait for each other. With one more thread than cores each such wait is a turn of the
+    scheduler: GPT-2's step has 200 of them, and took up to 2 s instead of 0.05 while OpenVINO compiled.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, count))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _own(value: Any) -> Any:

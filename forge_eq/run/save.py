@@ -33,7 +33,7 @@ from forge_eq.capture.targets import resolve
 from forge_eq.capture.values import DTYPE_NAMES
 from forge_eq.errors import FileError, ForgeError
 from forge_eq.lower.check import check as check_program
-from forge_eq.run.executor import pin
+from forge_eq.run.executor import divided
 from forge_eq.run.signature_json import from_json, to_json
 from forge_eq.schedule.plan import Schedule
 from forge_eq.schedule.text import parse as parse_schedule
@@ -276,7 +276,7 @@ def _rebuild(where: Path, document: dict[str, Any], tensors: dict[str, torch.Ten
     check_program(program, target, scheduled=True)
     pins = frozenset(int(p) for p in document["pins"])
     allocation = parse_allocation(document["allocation"])
-    alloc_checker.check(pin(program, target, pins), target, allocation)
+    alloc_checker.check(divided(program, target, pins), target, allocation)
     _find_operators(schedule)
     return Saved(
         replace(schedule, program=program),

@@ -9,10 +9,10 @@ Not here: the model (``run.model``), host instructions (``run.executor``).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_eq.errors import RunError
 from forge_eq.lower.npu import Segment
@@ -20,6 +20,8 @@ from forge_eq.run.arena import Memory
 from forge_eq.run.model import Built, build_model
 from forge_eq.run.openvino_builder import PRECISION, load_openvino, shared_tensor
 from forge_eq.run.openvino_cpu import CpuBuilder
+
+S = TypeVar("S")
 
 
 def compile_model(built: Built, threads: int = 0) -> Any:
@@ -40,15 +42,19 @@ def compile_model(built: Built, threads: int = 0) -> Any:
         raise RunError("run", name, reason, "compile with the torch target") from e
 
 
-def compile_all(segments: Sequence[ModelSegment]) -> None:
-    """Compiles segments side by side: the plugin gives way to other threads, and mostly works on one itself."""
-    if len(segments) < 2:
+def compiled(segments: Iterable[S]) -> list[S]:
+    """The segments, their models compiled. The plugin gives way to other threads and mostly works on one itself, so
+    models are compiled side by side, and while the next one is built."""
+    with ThreadPoolExecutor(os.cpu_count(), "forge_eq-segment") as pool:
+        found = list[S]()
+        begun = []
         for segment in segments:
-            segment.compile()
-        return
-    with ThreadPoolExecutor(min(len(segments), os.cpu_count() or 1), "forge_eq-segment") as pool:
-        for done in [pool.submit(segment.compile) for segment in segments]:
+            found.append(segment)
+            if isinstance(segment, ModelSegment):
+                begun.append(pool.submit(segment.compile))
+        for done in begun:
             done.result()
+    return found
 
 
 class ModelSegment:

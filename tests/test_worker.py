@@ -1,0 +1,117 @@
+"""The engine's thread: compilations from any thread and after a fork, and words that are declared before a program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import forge_eq
+from forge_eq.egraph import words, worker
+from forge_eq.egraph.engine import Engine
+from forge_eq.egraph.text import text
+from forge_eq.egraph.words import Words
+from forge_eq.ir.text import parse
+from forge_eq.options import Limits
+from forge_eq.rules import RuleSet, default
+
+GRAPH = parse("graph @g(%x: f32[4])\n%y = mul(%x, %x)\n%z = add(%y, 0.0)\nreturn %z\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "forge_eq" / "words"
+
+
+def few() -> RuleSet:
+    """A rule set that no other test has an engine for."""
+    return RuleSet(r for r in default if r.family in ("simplify", "arithmetic", "traits"))
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + x) * 1.0
+
+
+def test_every_thread_may_compile() -> None:
+    x = torch.randn(3, 4)
+
+    def compiled(_: int) -> torch.Tensor:
+        found: torch.Tensor = forge_eq.compile(Doubled(), (x,), threads=1)(x)
+        return found
+
+    compiled(0)
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(compiled, range(6)):
+            assert torch.equal(found, torch.relu(x + x))
+
+
+def test_a_process_that_forked_may_compile() -> None:
+    code = """
+import os, torch, forge_eq
+from forge_eq.egraph.worker import saturate
+from forge_eq.ir.text import parse
+from forge_eq.rules import default
+graph = parse("graph @g(%x: f32[4])\\n%y = mul(%x, %x)\\nreturn %y\\n")
+before = saturate(graph, default)
+child = os.fork()
+if not child:
+    raise SystemExit(0 if saturate(graph, default).classes == before.classes else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert saturate(graph, default).classes == before.classes, "the child must leave the parent's files alone"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_rule_that_saturates_on_its_own_does_not_wait_for_itself() -> None:
+    found = worker.run(worker.saturate, GRAPH, default)
+    assert text(found) == text(Engine(default).saturate(GRAPH, Limits()))
+
+
+def test_what_is_declared_early_changes_nothing(folder: Path) -> None:
+    plain, rules = Engine(default), few()
+    wanted = text(plain.saturate(GRAPH, Limits()))
+    early = Engine(default)
+    early.prepare(plain.words)
+    assert early.words == plain.words
+    assert text(early.saturate(GRAPH, Limits())) == wanted
+    other = Engine(rules)  # of which many of these words are none
+    other.prepare(Words((*plain.words.constructors, ("no_such_op", 2)), (*plain.words.asking, "no/rule"), ("no/rule",)))
+    assert text(other.saturate(GRAPH, Limits())) == text(Engine(rules).saturate(GRAPH, Limits()))
+
+
+def test_a_first_program_keeps_its_words_for_the_next_process(folder: Path) -> None:
+    rules = few()
+    other = RuleSet(r for r in rules if r.family != "traits")
+    worker.prepare(rules).result()
+    assert not folder.exists()
+    worker.saturate(GRAPH, rules)
+    kept = words.read(rules.hash)
+    assert ("mul", 2) in kept.constructors
+    assert kept.asking
+    longer = parse("graph @g(%x: f32[4])\n%y = exp(%x)\nreturn %y\n")
+    worker.saturate(longer, rules)
+    assert words.read(rules.hash) == kept, "only the first program's: all of a long process would be too many"
+    assert words.read(other.hash) == Words()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"constructors": 1}', '{"constructors": [["add"]]}', "\x00"])
+def test_a_damaged_file_is_no_file(folder: Path, content: str) -> None:
+    words.write("few", Words((("add", 2),), ("a/b",), ()))
+    (path,) = folder.iterdir()
+    assert words.read("few") == Words((("add", 2),), ("a/b",), ())
+    path.write_text(content, encoding="utf-8")
+    assert words.read("few") == Words()
+
+
+def test_a_cache_that_cannot_be_written_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    words.write("few", Words((("add", 2),), ("a/b",), ()))
+    assert words.read("few") == Words()
