@@ -28,7 +28,7 @@ from forge_eq.options import Options
 from forge_eq.pipeline import Job, Misrecorded, confirm_recording, export_instead, run
 from forge_eq.remarks import Remark
 from forge_eq.run.differential import Answers, input_batches
-from forge_eq.run.heap import older_left_alone
+from forge_eq.run.heap import give_back, older_left_alone
 
 if TYPE_CHECKING:
     from forge_eq.alloc.plan import Allocation
@@ -258,6 +258,7 @@ def _guarded(job: Job, batches: Sequence[tuple[str, list[Any]]], on_stage: Progr
     run(job, "alloc", on_stage)
     if isinstance(graph.constants, Folded):
         graph.constants.forget(job["schedule"].program.data)  # packed weights stand for some of them
+        give_back()  # what looking for their parts has left
     state = tuple(graph.constants[n] if n in graph.constants else job["capture"].constants[n] for n in names)
     if on_stage is not None:
         on_stage("build")

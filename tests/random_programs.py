@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -397,10 +397,10 @@ PIECES: list[Callable[[Program], Value]] = [
 ]  # fmt: skip
 
 
-def random_program(seed: int, pieces: int = 6) -> Graph:
+def random_program(seed: int, pieces: int = 6, kinds: Sequence[Callable[[Program], Value]] = PIECES) -> Graph:
     """The program of a seed."""
     p = Program(seed)
-    for piece in p.rng.choices(PIECES, k=pieces):
+    for piece in p.rng.choices(kinds, k=pieces):
         try:
             p.values.append(piece(p))
         except ShapeError:  # a twin that is wrong even in type; what was built of it is dead code

@@ -42,6 +42,7 @@ from forge_eq.pipeline import Job, run
 from forge_eq.rules import RuleSet, default
 from forge_eq.targets import load
 from random_programs import random_program
+from random_reads import random_reads
 from spelling import COMPOSITES, Batch, spell
 
 HERE = Path(__file__).resolve().parent
@@ -96,7 +97,7 @@ GUARDED = [
 @functools.cache
 def results(first: int) -> list[tuple[int, Graph, Job]]:
     """The programs of one group of seeds, optimised."""
-    graphs = [(seed, random_program(seed)) for seed in range(first, first + GROUP)]
+    graphs = [(seed, made(seed)) for seed in range(first, first + GROUP) for made in (random_program, random_reads)]
     return [(seed, graph, optimized(graph)) for seed, graph in graphs]
 
 

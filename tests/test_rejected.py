@@ -21,7 +21,6 @@ TRUE_OF_REALS = {  # z3 proves these: only numbers refute them
     "add_reassociates_to_the_bit",
     "mul_zero",
     "sub_self",
-    "div_is_mul_to_the_bit",
     "scales_merge_without_bound",
     "where_by_arithmetic",
     "cast_down_and_up",
