@@ -10,9 +10,9 @@ from typing import Any
 from forge_eq.ir.graph import Graph
 from forge_eq.ops import composite, convolution, elementwise, linalg, movement, pooling, reduction
 from forge_eq.ops.composite import ACTIVATIONS
-from forge_eq.ops.elementwise import add, div, mul, sub
+from forge_eq.ops.elementwise import add, div, mul, sub, where
 from random_programs import PIECES as OTHERS
-from random_programs import SCALES, Program, Value, random_program
+from random_programs import SCALES, Program, Value, grouped, random_program
 
 UNARY = (elementwise.neg, elementwise.exp, elementwise.sigmoid, elementwise.erf, elementwise.tanh)
 REDUCTIONS = (reduction.sum_, reduction.mean, reduction.amax)
@@ -29,7 +29,7 @@ def layer(p: Program, x: Value, n: int, biased: bool = False, stored: bool | Non
 
 def read_in_part(p: Program) -> Value:
     """Some places of a result: of elementwise work, of rows of products, norms, statistics, attention or lookups."""
-    y = readable(p, p.hidden(), p.rng.randrange(11))
+    y = readable(p, p.hidden(), p.rng.randrange(12))
     axis = p.rng.randrange(len(p.shape(y)))
     size = p.shape(y)[axis]
     start = p.rng.randrange(size)
@@ -52,13 +52,18 @@ def readable(p: Program, x: Value, kind: int) -> Value:
         return layer(p, x, p.rng.choice([p.size, 8 * p.size]), p.flip())
     if kind == 6:
         gains = [p.constant(p.size) for _ in range(2)]
-        return p(composite.layer_norm, x, *gains, (2,), 1e-5) if p.flip() else p(composite.rms_norm, x, gains[0], (2,), 1e-5)
+        if p.flip():
+            return p(composite.rms_norm, x, gains[0], (2,), 1e-5)
+        return p(composite.layer_norm, x, *gains, (2,), 1e-5)
     if kind == 7:
         return p(composite.softmax, x, (p.rng.choice([1, 2]),))
     if kind == 8:
         return p(p.rng.choice(REDUCTIONS), x, (p.rng.choice([1, 2]),), True)
     if kind == 9:
-        return p(linalg.matmul_nt, x, p.hidden()) if p.flip() else p(linalg.matmul, x, p(movement.swap_last, p.hidden()))
+        y = p.hidden()
+        return p(linalg.matmul_nt, x, y) if p.flip() else p(linalg.matmul, x, p(movement.swap_last, y))
+    if kind == 10:
+        return grouped(p)
     indices = p(elementwise.cast, p.mask, "i64")
     return p(linalg.embedding, p.constant(2, p.size), indices)
 
@@ -86,8 +91,8 @@ def chained(p: Program) -> Value:
         inner = layer(p, x, p.rng.choice([1, 2, p.size]), p.flip(), stored)
         return layer(p, inner, p.size, p.flip(), stored if p.flip(0.8) else not stored)
     if kind == 2:
-        first, second = layer(p, x, p.size, p.flip(), stored), layer(p, x if p.flip(0.8) else p.hidden(), p.size, False, stored)
-        return p(add, first, second)
+        other = layer(p, x if p.flip(0.8) else p.hidden(), p.size, False, stored)
+        return p(add, layer(p, x, p.size, p.flip(), stored), other)
     if kind == 3:
         return p(mul, layer(p, x, p.size, p.flip()), p.rng.choice(SCALES))
     if kind == 4:
@@ -96,7 +101,7 @@ def chained(p: Program) -> Value:
     if p.flip():
         return p(linalg.matmul, p(linalg.matmul_nt, x, p.hidden()), narrow)
     wide = p(linalg.matmul, p(movement.swap_last, p.hidden()), narrow)
-    return p(linalg.matmul, x, wide) if p.flip() else p(linalg.matmul, p(linalg.matmul, x, p.constant(p.size, p.size)), wide)
+    return p(linalg.matmul, x if p.flip() else p(linalg.matmul, x, p.constant(p.size, p.size)), wide)
 
 
 def convolved(p: Program, x: Value, point: bool, biased: bool) -> Value:
@@ -144,10 +149,25 @@ def pooled(p: Program) -> Value:
         return p(pooling.max_pool, p(op, x), (2,), (step,), p.rng.choice([none, one]), none, one)
     if kind == 3:
         return p(reduction.amax, p(elementwise.relu, x), p.rng.choice([(1,), (2,), (1, 2)]), p.flip())
-    return p(pooling.avg_pool, convolved(p, x, True, p.flip()), (2,), (p.rng.choice([1, 2]),), p.rng.choice([none, one]), none)
+    point, edge = convolved(p, x, True, p.flip()), p.rng.choice([none, one])
+    return p(pooling.avg_pool, point, (2,), (p.rng.choice([1, 2]),), edge, none)
 
 
-PIECES = [read_in_part, read_in_part, read_in_part, summed, summed, chained, chained, filtered, pooled]
+def shares(p: Program) -> Value:
+    """Shares of one value that are added, or of two; reciprocals; tests and extremes with operands in either order."""
+    x, s = p.hidden(), p.rng.choice(SCALES)
+    if p.flip(0.3):
+        positive = p(add, p(elementwise.abs_, x), 0.5)
+        return p(div, 1.0, positive) if p.flip() else p(elementwise.pow_, positive, -1.0)
+    other = x if p.flip(0.8) else p.hidden()
+    if p.flip(0.3):
+        same = p.either(p.rng.choice([elementwise.eq, elementwise.ne]), x, p.rng.choice([0.0, 0.5]))
+        extreme = p.rng.choice([elementwise.maximum, elementwise.minimum])
+        return p(where, same, p.either(extreme, x, p.hidden()), other)
+    return p.either(add, p(mul, x, s), p(mul, other, p.rng.choice(SCALES)) if p.flip() else other)
+
+
+PIECES = [read_in_part, read_in_part, read_in_part, summed, summed, chained, chained, filtered, pooled, shares]
 
 
 def random_reads(seed: int) -> Graph:
