@@ -111,6 +111,17 @@ def test_a_damaged_file_is_no_file(folder: Path, content: str) -> None:
     assert words.read("few") == Words()
 
 
+def test_words_that_cannot_be_declared_are_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = RuleSet(r for r in few() if r.family != "arithmetic")
+
+    def refused(made: Engine, _: Words) -> None:
+        made.pending.append("(no such command")
+        made._run("(run load)")
+
+    monkeypatch.setattr(Engine, "prepare", refused)
+    assert text(worker.saturate(GRAPH, rules)) == text(Engine(rules).saturate(GRAPH, Limits()))
+
+
 def test_a_cache_that_cannot_be_written_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
     words.write("few", Words((("add", 2),), ("a/b",), ()))

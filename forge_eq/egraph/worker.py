@@ -60,10 +60,14 @@ def saturate(graph: Graph, rules: RuleSet, limits: Limits | None = None) -> EGra
 
 def _prepare(rules: RuleSet) -> None:
     if rules.hash not in _ENGINES:
-        _ENGINES[rules.hash] = made = Engine(rules)
+        made = Engine(rules)
+        try:
+            made.prepare(words.read(rules.hash))
+        except Exception:  # whatever stands in the file: it was a guess
+            made = Engine(rules)
         # No thread but this one may free it, and this one has ended when the process ends or a fork begins: none does.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(made.egraph))
-        made.prepare(words.read(rules.hash))
+        _ENGINES[rules.hash] = made
 
 
 def _saturate(graph: Graph, rules: RuleSet, limits: Limits) -> EGraphView:
