@@ -274,26 +274,26 @@ def concordance(rows: Sequence[dict[str, Any]], r: Rates, least: float = 0.01) -
     return (good / count if count else float("nan")), count
 
 
+def judged(rows: Sequence[dict[str, Any]], r: Rates) -> tuple[int, int, float, float]:
+    """What :data:`JUDGED` names."""
+    share, pairs = concordance(rows, r)
+    return len(rows), pairs, share, median(abs(predicted(row, r) / row["total"] - 1) for row in rows)
+
+
 def judge(platform: str, given: argparse.Namespace) -> int:
     rows = read(platform)
     seen, unseen = ([row for row in rows if row["group"] == g] for g in ("parts", "layers"))
     r = fit(seen)
     sheet = Sheet("NPU calibration", where(given.threads, precision="float16 on the NPU", times=SIMULATED))
     sheet.table(f"rates, NPU {platform}", ("name", "value"), list(r.items()))
-    for name, group in (("parts (fitted)", seen), ("layers (not seen)", unseen)):
-        share, pairs = concordance(group, r)
-        errors = [abs(predicted(row, r) / row["total"] - 1) for row in group]
-        sheet.table(name, JUDGED, [(len(group), pairs, share, median(errors))])
+    sheet.table("parts (fitted)", JUDGED, [judged(seen, r)])
+    sheet.table("layers (not seen)", JUDGED, [judged(unseen, r)])
     by_size: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in unseen:
         by_size[row["name"].rpartition(", ")[0]].append({**row, "model": row["name"].rpartition(", ")[0]})
     share, pairs = concordance([row for group in by_size.values() for row in group], r)
     sheet.table("layers, forms of one program only", ("pairs", "concordance"), [(pairs, share)])
-    there = rates_of(platform)
-    share, pairs = concordance(unseen, there)
-    errors = [abs(predicted(row, there) / row["total"] - 1) for row in unseen]
-    title = "layers, by the rates in the target file"
-    sheet.table(title, JUDGED, [(len(unseen), pairs, share, median(errors))])
+    sheet.table("layers, by the rates in the target file", JUDGED, [judged(unseen, rates_of(platform))])
     share, _ = concordance(unseen, r)
     sheet.demand("programs fewer than 60", float(max(60 - len(unseen), 0)), 0.0)
     sheet.demand("1 - concordance within a model", 1 - share, 0.15)
