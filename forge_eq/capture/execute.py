@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from forge_eq.capture.first_calls import settle_kernels
 from forge_eq.capture.targets import resolve
 from forge_eq.capture.template import decode
 from forge_eq.capture.values import type_of
@@ -26,6 +27,8 @@ from forge_eq.ops.spec import Op
 
 OPAQUE = frozenset({opaque, opaque_effect})
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+settle_kernels()
 
 
 def call_of(node: Node, operands: Sequence[Any], submodules: Mapping[str, Any] | None = None) -> Call:
