@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_eq.errors import CheckError
 from forge_eq.options import Options
 from forge_eq.remarks import Remark
+
+if TYPE_CHECKING:
+    from forge_eq.run.confirm import OwnResults
 
 
 @dataclass
@@ -107,12 +110,15 @@ def _capture(job: Job) -> Any:
     return found.graph
 
 
-def confirm_recording(job: Job, graph: Any) -> None:
-    """Compares a recorded graph with the module. Raises Misrecorded when it does not give the module's values."""
+def confirm_recording(job: Job, graph: Any, own: OwnResults | None = None) -> None:
+    """Compares a recorded graph with the module, of which ``own`` knows results already.
+
+    Raises Misrecorded when it does not give the module's values.
+    """
     from forge_eq.run.confirm import confirm
 
     module, args, kwargs, _ = job.source
-    found = confirm(graph, module, args, kwargs or {}, job.options.verify)
+    found = confirm(graph, module, args, kwargs or {}, job.options.verify, own)
     job.unconfirmed = False
     job.remarks += found.remarks
     if found.reason:

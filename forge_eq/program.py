@@ -33,11 +33,13 @@ from forge_eq.run.heap import give_back, older_left_alone
 if TYPE_CHECKING:
     from forge_eq.alloc.plan import Allocation
     from forge_eq.lower.npu import Program
+    from forge_eq.run.confirm import OwnResults
     from forge_eq.run.executor import Executable
     from forge_eq.run.padding import Padding
     from forge_eq.schedule.plan import Schedule
 
 KEPT_SHAPES = 4  # specialisations of a dynamic program that are kept
+LONG = 50_000  # microseconds of a call, predicted, from which on a recording is not run only to compare it
 
 
 def lift_state(graph: Graph, only: tuple[str, ...] | None = None) -> tuple[Graph, tuple[str, ...]]:
@@ -300,12 +302,19 @@ def _build(job: Job, examples: list[Any] | None, names: tuple[str, ...]) -> tupl
         why = "the program has effects, which running it twice would repeat" if captured.effects else why
         job.remarks.append(Remark("missed", "guard", captured.name, f"OpenVINO's results were not compared: {why}"))
         return Executable(program, job.target, (), job.options.threads), 0.0
-    answers = Answers(captured)
+    answers, own = Answers(captured), _own_results(job)
 
     def reference(inputs: Sequence[Any]) -> Sequence[Any]:
         if job.unconfirmed:
-            confirm_recording(job, job["capture"])
+            if own is not None and (results := own.outputs(inputs)) is not None:
+                return results
+            confirm_recording(job, job["capture"], own)
         return (job.answers or answers)(inputs)
+
+    def wide(inputs: Sequence[Any]) -> Sequence[Any] | None:
+        if job.unconfirmed:  # what is wrong has wrong results in float64
+            confirm_recording(job, job["capture"], own)
+        return (job.answers or answers).in_float64(inputs)
 
     start = time.perf_counter()
     found = guard(
@@ -313,14 +322,31 @@ def _build(job: Job, examples: list[Any] | None, names: tuple[str, ...]) -> tupl
         job.target,
         reference,
         examples,
-        wide=lambda inputs: (job.answers or answers).in_float64(inputs),
+        wide=wide,
         threads=job.options.threads,
         quick=job.options.verify != "full",
         predicted_us=job["schedule"].predicted_us,
     )
     job.remarks.extend(found.remarks)
+    if job.unconfirmed:
+        job.unconfirmed = False
+        told = "recorded; what was made of it gives the module's own values within the criterion"
+        job.remarks.append(Remark("passed", "capture", captured.name, told))
     job.answers = None  # nobody asks any more, and logits are large
     return found.executable, time.perf_counter() - start - found.building
+
+
+def _own_results(job: Job) -> OwnResults | None:
+    """The module's own results, where the guard is to compare with these and not with those of its recording.
+
+    Comparing the two bit by bit takes a run more. What runs is compared with the module in any case, and where a call
+    is long only so, unless float64 has to decide: see docs/decisions/0010.
+    """
+    from forge_eq.run.confirm import OwnResults
+
+    if not job.unconfirmed or job.options.verify != "quick" or job["schedule"].predicted_us < LONG:
+        return None
+    return OwnResults(job["capture"], job.source[0])
 
 
 @older_left_alone()

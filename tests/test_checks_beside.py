@@ -10,17 +10,26 @@ from torch import nn
 
 import forge_eq
 from forge_eq import api
+from forge_eq import program as program_module
 from forge_eq.errors import CheckError
 from forge_eq.ops.elementwise import add, exp
 from forge_eq.ops.spec import Var
 from forge_eq.rules import default
 from forge_eq.rules.dsl import build
 from forge_eq.run import executor
+from forge_eq.run.differential import Answers
+from forge_eq.verify import criterion
 from recordings import Body, Stack, X
 from test_record_layers import late
 
 pytest.importorskip("openvino")
 torch.set_num_threads(1)
+
+
+@pytest.fixture(params=[1e9, 0.0], ids=["brief", "long"], autouse=True)
+def long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a call is long what was compiled is compared with the module itself, and the recording is not run."""
+    monkeypatch.setattr(program_module, "LONG", request.param)
 
 
 def kinds(program: Any, stage: str) -> list[str]:
@@ -89,3 +98,46 @@ def test_nothing_is_told_apart_where_all_agrees() -> None:
     assert kinds(program, "verify") == []
     assert kinds(program, "guard") == ["passed"]
     assert "gives the module's own values" in " ".join(r.reason for r in program.remarks if r.stage == "capture")
+
+
+def told(program: Any) -> str:
+    return " ".join(r.reason for r in program.remarks if r.stage == "capture")
+
+
+def test_of_a_long_call_the_recording_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(Answers, "__call__", lambda self, inputs: asked.append(inputs))
+    monkeypatch.setattr(program_module, "LONG", 0.0)
+    module = Stack(Body, 6)
+    program = forge_eq.compile(module, (X,), cache=False)
+    assert not asked
+    assert "what was made of it gives the module's own values" in told(program)
+    agree(program, module, X)
+
+
+def test_of_a_long_call_the_recording_is_run_before_float64_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_module, "LONG", 0.0)
+    monkeypatch.setattr(criterion, "_finite", lambda g, w: (1.0, False))
+    monkeypatch.setattr(criterion, "_near", lambda g, w: False)
+    module = Stack(Body, 6)
+    program = forge_eq.compile(module, (X,), cache=False)
+    assert "recorded; gives the module's own values" in told(program)
+    module = late(3)
+    agree(forge_eq.compile(module, (X,), cache=False), module, X)
+
+
+def test_results_that_are_not_the_graph_s_outputs_are_compared_with_the_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As torch.export gives them: what the flag for a trace says is no value that a run computes."""
+    monkeypatch.setattr(program_module, "LONG", 0.0)
+    program = forge_eq.compile(Told(), (X,), cache=False)
+    assert "recorded; gives the module's own values" in told(program)
+    assert program(X)[1] is torch.export.export(Told(), (X,)).module()(X)[1]
+
+
+class Told(nn.Module):
+    """Gives what torch's flag for a trace tells, beside a value."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        return torch.relu(x), torch.compiler.is_exporting()

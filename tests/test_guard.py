@@ -20,6 +20,7 @@ from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Program
 from forge_eq.ops import attention, composite, elementwise, leaves, linalg, movement
 from forge_eq.ops.spec import Op
+from forge_eq.run import guard as guard_module
 from forge_eq.run.executor import Executable, accelerated
 from forge_eq.run.guard import guard
 from forge_eq.run.probes import probes, quick
@@ -243,8 +244,11 @@ def test_a_sound_program_is_left_alone() -> None:
     assert [r.kind for r in found.remarks] == ["passed"]
 
 
-@pytest.mark.parametrize(("predicted_us", "used"), [(1e2, 1), (1e6, 2)])
-def test_brief_programs_leave_a_core_to_the_compiler(predicted_us: float, used: int) -> None:
+@pytest.mark.parametrize(("predicted_us", "crowded", "used"), [(1e2, False, 1), (1e6, False, 2), (1e6, True, 1)])
+def test_brief_programs_and_busy_machines_have_a_thread_less(
+    predicted_us: float, crowded: bool, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_module, "_crowded", lambda: crowded)
     x, before, seen = torch.randn(3, 8), torch.get_num_threads(), list[int]()
     graph = capture(Mlp().eval(), (x,))
 
@@ -261,6 +265,11 @@ def test_brief_programs_leave_a_core_to_the_compiler(predicted_us: float, used: 
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {used}
+
+
+def test_one_thread_waits_for_nobody() -> None:
+    assert torch.get_num_threads() == 1
+    assert not guard_module._crowded()
 
 
 def test_a_program_that_differs_on_torch_is_refused() -> None:

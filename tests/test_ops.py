@@ -159,6 +159,15 @@ def test_commutative_ops_commute(op):
         assert op.infer(types[::-1], attrs) == op.infer(types, attrs)
 
 
+@pytest.mark.parametrize("op", of(lambda op: op.traits.symmetric))
+def test_the_first_two_operands_of_symmetric_ops_can_be_exchanged(op):
+    for given, attrs, types in calls(op):
+        due, found = (op.torch(*first, *given[2:], *attrs) for first in (given[:2], given[1::-1]))
+        for a, b in zip(found, due, strict=True):
+            assert_close(a, to_numpy(b), 0.0)
+        assert op.infer([*types[1::-1], *types[2:]], attrs) == op.infer(types, attrs)
+
+
 @pytest.mark.parametrize("op", of(lambda op: op.traits.idempotent))
 def test_idempotent_ops_change_nothing_twice(op):
     for given, attrs, _ in calls(op):

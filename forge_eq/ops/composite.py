@@ -209,7 +209,7 @@ add_layer_norm = op(
     shape=_sum_and_norm,
     define=lambda x, r, w, b, axes, eps: (add(x, r), layer_norm(add(x, r), w, b, axes, eps)),
     torch=lambda x, r, w, b, axes, eps: (s := x + r, F.layer_norm(s, s.shape[-1:], w, b, eps)),
-    traits=INEXACT,
+    traits=replace(INEXACT, symmetric=True),
     cost=NORM,
     kernel=Kernel(
         "norm", lambda g, x, r, w, b, axes, eps: (s := g.add(x, r), g.add(g.multiply(g.mvn(s, axes, eps), w), b))
@@ -221,7 +221,7 @@ add_rms_norm = op(
     shape=_sum_and_norm,
     define=lambda x, r, w, axes, eps: (add(x, r), rms_norm(add(x, r), w, axes, eps)),
     torch=lambda x, r, w, axes, eps: (s := x + r, _rms(s, w, axes, eps)),
-    traits=INEXACT,
+    traits=replace(INEXACT, symmetric=True),
     cost=NORM,
     kernel=Kernel("norm", lambda g, x, r, w, axes, eps: (s := g.add(x, r), g.rms_norm(s, w, axes, eps))),
 )

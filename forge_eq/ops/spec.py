@@ -86,6 +86,7 @@ class Traits:
 
     elementwise: bool = False  # output element i depends on input elements i only (after broadcasting)
     commutative: bool = False
+    symmetric: bool = False  # the first two operands can be exchanged: what "commutative" is for more than two
     idempotent: bool = False  # f(f(x)) = f(x)
     involution: bool = False  # f(f(x)) = x
     view: bool = False  # moves no data: the output may share the input's buffer

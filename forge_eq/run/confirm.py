@@ -4,7 +4,8 @@ Takes a graph that ``capture.record`` made, the module and its example inputs. G
 the graph's outputs for whoever compares with them next. Promises: the module itself runs on what the guard compares on
 (``run.probes.quick``; ``full``: on every probe), and its results are compared bit by bit; where the recording followed
 torch's tracing flags, the module under these flags must agree bit by bit and without them within the criterion. The
-module's state is put back. Not here: what to do about a difference (``pipeline``).
+module's state is put back. Not here: what to do about a difference (``pipeline``), when the guard compares with the
+module itself instead (``program``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from forge_eq.errors import ForgeError
 from forge_eq.ir.graph import Graph
 from forge_eq.remarks import Remark
 from forge_eq.run.boundary import input_checker
-from forge_eq.run.differential import Answers
+from forge_eq.run.differential import Answers, same_values
 from forge_eq.run.probes import probes, quick
 from forge_eq.verify.criterion import compare
 
@@ -37,10 +38,50 @@ class Confirmed:
     remarks: tuple[Remark, ...] = ()
 
 
+class OwnResults:
+    """A module's own results, computed once for each set of flat inputs. Whoever asks leaves them alone."""
+
+    def __init__(self, graph: Graph, module: torch.nn.Module) -> None:
+        self.graph, self.module = graph, module
+        self._known: list[tuple[list[Any], tuple[list[Any], Any]]] = []
+
+    def __call__(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        """(result leaves, their structure); whatever the module raises."""
+        for known, found in self._known:
+            if all(map(same_values, known, inputs)):
+                return found
+        found = _module(self.graph, self.module, inputs)
+        self._known.append(([_own(v) for v in inputs], found))
+        return found
+
+    def outputs(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """The results in the order of the graph's outputs; None where they are not that, or the module does not run."""
+        try:
+            leaves, spec = self(inputs)
+        except Exception:  # whatever the user's module raises
+            return None
+        signature = self.graph.signature
+        if spec != signature.out_spec or len(leaves) != len(signature.outputs):
+            return None
+        found: dict[int, Any] = {}
+        for (kind, value), leaf in zip(signature.outputs, leaves, strict=True):
+            if kind == "value":
+                found[value] = leaf
+            elif not _same_bits(leaf, value if kind == "constant" else inputs[value]):
+                return None
+        return [found[k] for k in range(len(found))] if set(found) == set(range(len(self.graph.outputs))) else None
+
+
 def confirm(
-    graph: Graph, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], level: str
+    graph: Graph,
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    level: str,
+    own: OwnResults | None = None,
 ) -> Confirmed:
-    """Compares on values. ``level`` is ``Options.verify``."""
+    """Compares on values. ``level`` is ``Options.verify``; ``own`` are the module's results where some are known."""
+    own = own or OwnResults(graph, module)
     inputs = list(input_checker(graph)(args, kwargs))
     tensors = [*graph.constants.values(), *(v for v in inputs if isinstance(v, torch.Tensor))]
     if level == "off" or any(t.is_meta for t in tensors):
@@ -50,7 +91,7 @@ def confirm(
     answers, names = Answers(graph), list[str]()
     for name, batch in (probes if level == "full" else quick)(inputs):
         try:
-            wanted = _module(graph, module, batch)
+            wanted = own(batch)
         except Exception as e:  # whatever the user's module raises
             if not names:
                 return Confirmed(f"runs, and the module does not: {type(e).__name__}: {e}", None)

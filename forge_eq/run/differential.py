@@ -54,7 +54,7 @@ class Answers:
 
     def _asked(self, inputs: Sequence[Any]) -> _Asked:
         for asked in self._known:
-            if all(_equal(a, b) for a, b in zip(asked.inputs, inputs, strict=True)):
+            if all(map(same_values, asked.inputs, inputs)):
                 return asked
         self._known.append(_Asked([v.clone() if isinstance(v, torch.Tensor) else v for v in inputs]))
         return self._known[-1]
@@ -67,7 +67,8 @@ class _Asked:
     exact: Sequence[Any] | None = None
 
 
-def _equal(a: Any, b: Any) -> bool:
+def same_values(a: Any, b: Any) -> bool:
+    """Whether two inputs are of one type and equal."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     return type(a) is type(b) and bool(a == b)

@@ -10,7 +10,7 @@ Not here: the call signature (``run.boundary``), whether the results are right (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
@@ -22,8 +22,10 @@ from forge_eq.errors import InputError, RunError
 from forge_eq.ir.types import TensorType
 from forge_eq.lower.npu import Imm, Instr, Program, Segment
 from forge_eq.run.arena import Memory
+from forge_eq.run.borders import borders
 from forge_eq.run.cuts import cut
 from forge_eq.run.handover import Extent, Input, Output, extent
+from forge_eq.run.repeats import alike
 from forge_eq.run.segments import ModelSegment, compiled
 from forge_eq.run.values import describe, fits, runner
 from forge_eq.targets import Target
@@ -54,6 +56,18 @@ def accelerated(program: Program, target: Target) -> frozenset[int]:
     return frozenset(
         p for p, i in enumerate(program.instrs) if not i.is_copy and target.device(i.device).kind == OPENVINO
     )
+
+
+def to_compile(program: Program, target: Target, pins: Iterable[int]) -> int:
+    """The number of instructions in the models that OpenVINO compiles: segments that are alike share one."""
+    whole = divided(program, target, pins)
+    models = _models(whole, target)
+    groups = {id(g): g for g in alike(whole, models, borders(whole, models)).values()}
+    return sum(s.stop - s.start for s in models) - sum(len(g[0].positions) * (len(g) - 1) for g in groups.values())
+
+
+def _models(program: Program, target: Target) -> list[Segment]:
+    return [s for s in program.segments if target.device(s.device).kind == OPENVINO]
 
 
 def unbuildable(program: Program, target: Target) -> frozenset[int]:
@@ -153,7 +167,7 @@ class Executable:
         self.program = divided(program, target, self.pins)
         self.allocation = allocate_on_host(self.program, target)
         self.memory = Memory(self.program, self.allocation)
-        self.segments = compiled(self._build(s) for s in self.program.segments)
+        self.segments = compiled(self._built())
         self._inputs = [Input(self.memory, k) for k in range(len(self.program.inputs))]
         self._outputs = self._made()
         state, outputs = self.program.state, self.program.outputs
@@ -170,10 +184,21 @@ class Executable:
                 found[position] = Output(self.memory, register)
         return found
 
-    def _build(self, segment: Segment) -> ModelSegment | HostSegment:
-        if self.target.device(segment.device).kind == OPENVINO:
-            return ModelSegment(self.memory, segment, self.threads)
-        return HostSegment(self.memory, segment)
+    def _built(self) -> Iterator[ModelSegment | HostSegment]:
+        """The segments; those that are alike share the model of the first."""
+        models = _models(self.program, self.target)
+        layouts = borders(self.program, models)
+        groups = alike(self.program, models, layouts)
+        patterns: dict[int, ModelSegment] = {}
+        for segment in self.program.segments:
+            if self.target.device(segment.device).kind != OPENVINO:
+                yield HostSegment(self.memory, segment)
+                continue
+            group = groups.get(segment, [])
+            made = ModelSegment(self.memory, segment, self.threads, layouts, group, patterns.get(id(group)))
+            if group:
+                patterns.setdefault(id(group), made)
+            yield made
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs, user results first, then write-backs; tensors are fresh.

@@ -24,7 +24,7 @@ from forge_eq.errors import ForgeError, RunError
 from forge_eq.lower.npu import Program, operand_type
 from forge_eq.remarks import Remark
 from forge_eq.run.bisect import culprits
-from forge_eq.run.executor import Executable, accelerated, pin
+from forge_eq.run.executor import Executable, accelerated, pin, to_compile
 from forge_eq.run.heap import give_back
 from forge_eq.run.openvino_builder import load_openvino
 from forge_eq.run.pooled import look_again
@@ -39,6 +39,8 @@ WideReference = Callable[[Sequence[Any]], Sequence[Any] | None]  # None: cannot 
 
 ROUNDS = 8  # repairs before everything goes to torch
 COMPILING = 3_000  # microseconds that OpenVINO takes for an instruction, about
+SHARED = 1 << 17  # elements of a value that torch shares among two threads
+TURN = 1e-3  # seconds: less than a turn of the scheduler, and a hundred times a kernel of that size
 REFERENCE = 4  # what the reference's runs take on one core, in calls as they are predicted, about
 
 
@@ -97,15 +99,15 @@ def guard(
         pins: instructions to give to torch from the start.
         quick: only ``probes.quick``, not the edge inputs.
         predicted_us: microseconds that a call is expected to take. Where the reference is sure to end before
-            OpenVINO has compiled, torch leaves a core to that.
+            OpenVINO has compiled, or some other program runs, torch leaves a core to that.
 
     Raises:
         RunError: openvino is missing, or the program disagrees with the reference even when torch computes it.
     """
     inputs = list((quick_probes if quick else probes)(examples, seed))
-    spare = 1 if REFERENCE * predicted_us < COMPILING * len(program.instrs) else 0
     guarded = _Guard(program, target, reference, wide, threads)
-    with _torch_threads(guarded.every - spare):
+    brief = REFERENCE * predicted_us < COMPILING * to_compile(program, target, pins)
+    with _torch_threads(guarded.every - 1 if brief or _crowded() else guarded.every):
         return guarded.run(inputs, frozenset(pins))
 
 
@@ -276,6 +278,22 @@ def _torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _crowded() -> bool:
+    """Whether another program uses the cores, so that torch's threads wait for each other's turn.
+
+    A small kernel on all threads takes 10 microseconds here, and 8 milliseconds beside one program that is busy:
+    SmolLM2 over 128 tokens then compiled in 30 s instead of 2.
+    """
+    if torch.get_num_threads() == 1:
+        return False
+    value, times = torch.zeros(SHARED), list[float]()
+    for _ in range(3):
+        start = time.perf_counter()
+        torch.neg(value, out=value)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[1] > TURN
 
 
 def _own(value: Any) -> Any:

@@ -1,17 +1,19 @@
 """An ``ov.Model`` of some instructions of a program.
 
 Takes a program and positions of its instructions. Gives a :class:`Built`. Promises: static shapes; every result has the
-type of its register and is row-major, whatever layouts are used inside; a value is stored in another order only where
-a reader wants it so, once; each node is named after its instruction; weights are shared, in every layout.
+type of its register and is row-major, unless told otherwise, whatever layouts are used inside; a value is stored in
+another order only where a reader wants it so, once; each node is named after its instruction; weights are shared, in
+every layout.
 Not here: nodes of a kernel (``run.openvino_builder``), compiling and binding (``run.segments``).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ from forge_eq.lower.layouts import Layout, is_layer, operand, permutation, row_m
 from forge_eq.lower.left import one_row
 from forge_eq.lower.npu import Imm, Instr, Program
 from forge_eq.ops.movement import reshape
-from forge_eq.run.openvino_builder import NodeBuilder, element_type
+from forge_eq.run.borders import Layouts
+from forge_eq.run.openvino_builder import NodeBuilder, Weight, element_type
 from forge_eq.run.values import describe
 
 TURNED: Layout = (1, 0)  # a weight stored the other way
@@ -32,13 +35,15 @@ TURNED: Layout = (1, 0)  # a weight stored the other way
 class Built:
     """A model; ``reads`` are the registers of its parameters and ``writes`` those of its results, in order.
 
-    ``kept`` is the memory that its constants share. A segment drops its model once it is compiled.
+    ``weights`` are what its parameters behind these are. ``kept`` is the memory that its constants share. A segment
+    drops its model once it is compiled.
     """
 
     model: Any
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     kept: tuple[torch.Tensor, ...]
+    weights: tuple[Weight, ...] = ()
 
 
 def build_model(
@@ -48,21 +53,31 @@ def build_model(
     constant: Callable[[int], torch.Tensor | None],
     name: str,
     builder: Callable[[], NodeBuilder] = NodeBuilder,
+    apart: Collection[int] = (),
+    layouts: Layouts = MappingProxyType({}),
 ) -> Built:
     """An ``ov.Model`` of the instructions at ``positions``, whose kernels are written on ``builder()``.
 
-    A value that is made outside becomes a parameter, or a constant where ``constant(register)`` gives its data. A copy
-    computes nothing: its result stands for its operand.
+    A value that is made outside becomes a parameter, or a constant where ``constant(register)`` gives its data and it
+    is not among those that are kept ``apart``. ``layouts`` are those of parameters and results that are not in rows. A
+    copy computes nothing: its result stands for its operand.
 
     Raises:
         RunError: openvino is missing, a kernel cannot be built, or its result has not the type of its register.
     """
-    return _ModelWriter(program, constant, builder()).write(positions, outputs, name)
+    return _ModelWriter(program, constant, builder(), apart, layouts).write(positions, outputs, name)
 
 
 class _ModelWriter:
-    def __init__(self, program: Program, constant: Callable[[int], torch.Tensor | None], g: NodeBuilder) -> None:
-        self.program, self.constant, self.g = program, constant, g
+    def __init__(
+        self,
+        program: Program,
+        constant: Callable[[int], torch.Tensor | None],
+        g: NodeBuilder,
+        apart: Collection[int],
+        layouts: Layouts,
+    ) -> None:
+        self.program, self.constant, self.g, self.apart, self.layouts = program, constant, g, apart, layouts
         self.nodes: dict[int, dict[Layout, Any]] = {}  # register -> the layouts in which its value is there
         self.parameters: dict[int, Any] = {}
         self.turned: dict[int, Future[torch.Tensor]] = {}  # register -> its constant, stored the other way
@@ -79,11 +94,13 @@ class _ModelWriter:
                     self.add(instr)
         results = []
         for out in outputs:
-            result = self.g.opset.result(self.read(out))
+            result = self.g.opset.result(self.read(out, self.layouts.get(out, ())))
             result.set_friendly_name(f"return v{out}")
             results.append(result)
-        model = self.g.ov.Model(results, list(self.parameters.values()), name)
-        return Built(model, tuple(self.parameters), tuple(outputs), tuple(self.g.kept.values()))
+        weights = [w for w in self.g.weights if w.node.output(0).get_target_inputs()]  # others were wanted reshaped
+        model = self.g.ov.Model(results, [*self.parameters.values(), *(w.node for w in weights)], name)
+        kept = tuple(self.g.kept.values())
+        return Built(model, tuple(self.parameters), tuple(outputs), kept, tuple(w.weight for w in weights))
 
     # ------------------------------------------------------------------------------------------ values
 
@@ -91,15 +108,28 @@ class _ModelWriter:
         """The node that holds a register's value in a layout; row-major by default."""
         there = self.nodes.setdefault(register, {})
         if not there:
-            data = self.constant(register)
             with self.g.instruction(f"v{register}"):
-                there[()] = self.parameter(register) if data is None else self.g.constant(data)
+                there[self.layouts.get(register, ())] = self.leaf(register)
         layout = () if layout == row_major(len(layout)) else layout
         if layout not in there:
             have, node = ((), there[()]) if () in there else next(iter(there.items()))
             with self.g.instruction(f"v{register} stored {layout or 'in rows'}"):
                 there[layout] = self.reordered(node, have, layout)
         return there[layout]
+
+    def leaf(self, register: int) -> Any:
+        """A value that is made outside the model."""
+        if register in self.apart:
+            return self.parted(register, turned=False)
+        data = self.constant(register)
+        return self.parameter(register) if data is None else self.g.constant(data)
+
+    def parted(self, register: int, turned: bool) -> Any:
+        """The parameter for a constant that is kept apart."""
+        type = self.program.vregs[register].type
+        assert isinstance(type, TensorType)
+        shape = [int(str(d)) for d in type.shape]
+        return self.g.weight(Weight(register, turned, tuple(shape[::-1] if turned else shape)), type.dtype)
 
     def turn(self, positions: Sequence[int], beside: ThreadPoolExecutor) -> None:
         """Begins to transpose the constants [k, n] that layers want on the left, once each.
@@ -111,7 +141,8 @@ class _ModelWriter:
             if is_layer(instr) and instr.layout and not instr.attrs[0]:
                 register = instr.srcs[1]
                 assert isinstance(register, int)
-                data = None if register in self.turned else self.constant(register)
+                known = register in self.turned or register in self.apart
+                data = None if known else self.constant(register)
                 if data is not None:
                     self.turned[register] = beside.submit(transposed, data)
 
@@ -119,12 +150,15 @@ class _ModelWriter:
         """The weight of a layer as its left operand, and whether it is stored [n, k]."""
         register = instr.srcs[1]
         assert isinstance(register, int)
-        if register not in self.turned or instr.attrs[0]:
+        apart = register in self.apart
+        if instr.attrs[0] or not (apart or register in self.turned):
             return self.read(register), bool(instr.attrs[0])
         there = self.nodes.setdefault(register, {})
         if TURNED not in there:
             with self.g.instruction(f"v{register} stored {TURNED}"):
-                there[TURNED] = self.g.constant(self.turned[register].result())
+                there[TURNED] = (
+                    self.parted(register, turned=True) if apart else self.g.constant(self.turned[register].result())
+                )
         return there[TURNED], True
 
     def reordered(self, node: Any, have: Layout, wanted: Layout) -> Any:
@@ -141,7 +175,7 @@ class _ModelWriter:
         type = self.program.vregs[register].type
         if not isinstance(type, TensorType):
             raise RunError("run", f"v{register}", f"a {type} enters an OpenVINO model", "keep its reader on the host")
-        made = self.g.opset.parameter([int(str(d)) for d in type.shape], element_type(type.dtype))
+        made = self.g.opset.parameter(stored_shape(type, self.layouts.get(register, ())), element_type(type.dtype))
         made.set_friendly_name(f"v{register}")
         self.parameters[register] = made
         return made

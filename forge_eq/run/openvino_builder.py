@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,21 @@ def shared_tensor(value: torch.Tensor) -> Any:
     return ov.Tensor(value.numpy(), shared_memory=True)
 
 
+@dataclass(frozen=True)
+class Weight:
+    """A constant that is a parameter of its model: which register's, whether stored the other way, in which shape."""
+
+    register: int
+    turned: bool
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WeightNode:
+    weight: Weight
+    node: Any
+
+
 class NodeBuilder:
     """Builds nodes; an unknown attribute is the opset function of that name.
 
@@ -101,6 +117,7 @@ class NodeBuilder:
         self.ov = load_openvino()
         self.opset = self.ov.opset16
         self.kept: dict[str, torch.Tensor] = {}  # name of a constant's node -> its memory
+        self.weights: list[WeightNode] = []
         self._scope = ""
         self._made: list[Any] = []
         self.ways: dict[int, bool] = {}  # address of a square weight -> whether it is read transposed
@@ -183,6 +200,13 @@ class NodeBuilder:
             return self._named(self.opset.constant(value.numpy()))
         made = self._named(self.opset.constant(shared_tensor(value), shared_memory=True))
         self.kept[made.get_name()] = value
+        return made
+
+    def weight(self, weight: Weight, dtype: Any) -> Any:
+        """A parameter for a constant, of one of our dtypes or of OpenVINO's."""
+        kind = element_type(dtype) if isinstance(dtype, str) else dtype
+        made = self._named(self.opset.parameter(list(weight.shape), kind))
+        self.weights.append(WeightNode(weight, made))
         return made
 
     # ------------------------------------------------------------------------------------------ elementwise

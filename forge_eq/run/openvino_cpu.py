@@ -1,13 +1,15 @@
 """Nodes for the CPU plugin, as few as will do: each costs a compilation about 0.2 ms.
 
 Takes and gives what :class:`forge_eq.run.openvino_builder.NodeBuilder` does. Promises: the same values; a constant that
-is wanted in another shape is one of that shape, over the same memory, and no node reshapes it; axes, shapes and
+is wanted in another shape is one of that shape, over the same memory, be it a parameter or not, and no node reshapes
+it; axes, shapes and
 permutations of one value are one node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,8 +39,14 @@ class CpuBuilder(NodeBuilder):
         return made
 
     def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
-        value = self._values.get(x.get_name()) if hasattr(x, "get_name") else None
-        if value is None or self.shape(x) == list(shape):
+        if self.shape(x) == list(shape) or not hasattr(x, "get_name"):
+            return super().reshaped(x, shape)
+        name = x.get_name()
+        parted = next((w.weight for w in self.weights if w.node.get_name() == name), None)
+        if parted is not None:
+            return self.weight(replace(parted, shape=tuple(shape)), self.type(x))
+        value = self._values.get(name)
+        if value is None:
             return super().reshaped(x, shape)
         made = self.constant(value.reshape(*shape))
         self.kept.pop(made.get_name(), None)  # the first constant's memory, which is kept under its name

@@ -9,17 +9,24 @@ Not here: the model (``run.model``), host instructions (``run.executor``).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
+import torch
+
 from forge_eq.errors import RunError
+from forge_eq.lower.layouts import stored_shape
 from forge_eq.lower.npu import Segment
 from forge_eq.run.arena import Memory
-from forge_eq.run.model import Built, build_model
+from forge_eq.run.borders import Layouts
+from forge_eq.run.model import Built, build_model, transposed
 from forge_eq.run.openvino_builder import PRECISION, load_openvino, shared_tensor
 from forge_eq.run.openvino_cpu import CpuBuilder
+from forge_eq.run.repeats import Outline, differing
 
 S = TypeVar("S")
 
@@ -51,45 +58,88 @@ def compiled(segments: Iterable[S]) -> list[S]:
         for segment in segments:
             found.append(segment)
             if isinstance(segment, ModelSegment):
-                begun.append(pool.submit(segment.compile))
+                begun += [pool.submit(task) for task in segment.tasks()]
         for done in begun:
             done.result()
+    for segment in found:
+        if isinstance(segment, ModelSegment):
+            segment.bind()
     return found
 
 
 class ModelSegment:
-    """A segment as a model; once :meth:`compile` has bound it to the arena, :meth:`run` reads and writes it in place.
+    """A segment as a model; once :meth:`bind` has bound it to the arena, :meth:`run` reads and writes it in place.
 
-    ``inside`` is the number of bytes of the values that live only within: OpenVINO owns their buffers and may share or
-    avoid them, so it is an upper bound on what it allocates for activations.
+    ``layouts`` are those of values between models. ``outlines`` are those of all segments that share its model, the
+    first of which is the ``pattern``. ``inside`` is the number of bytes of the values that live only within: OpenVINO
+    owns their buffers and may share or avoid them, so it is an upper bound on what it allocates for activations.
     """
 
-    def __init__(self, memory: Memory, segment: Segment, threads: int = 0) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        segment: Segment,
+        threads: int = 0,
+        layouts: Layouts = MappingProxyType({}),
+        outlines: Sequence[Outline] = (),
+        pattern: ModelSegment | None = None,
+    ) -> None:
         program = memory.program
         positions = range(segment.start, segment.stop)
         made = [d for p in positions for d in program.instrs[p].dsts]
-        outputs = [d for d in made if d in memory.stored and program.vregs[d].alias_of is None]
-        self.memory, self.threads = memory, threads
+        outputs = tuple(d for d in made if d in memory.stored and program.vregs[d].alias_of is None)
+        self.memory, self.threads, self.layouts = memory, threads, layouts
+        self.outline = next((o for o in outlines if o.positions == positions), None)
         self.inside = sum(program.vregs[d].nbytes for d in made if d not in memory.stored)
+        self.turned: dict[int, torch.Tensor] = {}  # register of a weight -> its copy, stored the other way
+        self.pattern: ModelSegment | None = None
         self.built: Built | None = None
-        if not outputs:
-            return
-        self.built = build_model(
-            program,
-            positions,
-            outputs,
-            lambda r: memory.values[r] if memory.is_constant(r) else None,
-            f"{program.name}.{segment.start}",
-            lambda: CpuBuilder(threads),
-        )
+        if pattern is not None and pattern.built is not None:
+            theirs = self._corresponding(pattern)
+            if tuple(theirs[w] for w in pattern.built.writes) == outputs:
+                self.pattern, self.built = pattern, _renamed(pattern.built, theirs)
+        if self.built is None and outputs:
+            self.built = build_model(
+                program,
+                positions,
+                outputs,
+                lambda r: memory.values[r] if memory.is_constant(r) else None,
+                f"{program.name}.{segment.start}",
+                lambda: CpuBuilder(threads),
+                frozenset(differing(program, outlines)) if pattern is None and outlines else (),
+                layouts,
+            )
 
-    def compile(self) -> None:
-        """Compiles the model, if there is one, and binds it. Raises RunError when the plugin refuses it."""
+    def _corresponding(self, pattern: ModelSegment) -> dict[int, int]:
+        """The pattern's register -> ours."""
+        assert self.outline is not None
+        assert pattern.outline is not None
+        return dict(zip(pattern.outline.registers, self.outline.registers, strict=True))
+
+    def tasks(self) -> Iterator[Callable[[], None]]:
+        """What is to be done before :meth:`bind`, in any order, side by side."""
         if self.built is None:
             return
+        if self.pattern is None:
+            yield self.compile
+        for weight in self.built.weights:
+            if weight.turned:
+                yield partial(self._turn, weight.register)
+
+    def compile(self) -> None:
+        """Compiles the model. Raises RunError when the plugin refuses it."""
+        assert self.built is not None
         self.compiled = compile_model(self.built, self.threads)
         self.built = replace(self.built, model=None)  # the plugin has its own
-        self.request = self.compiled.create_infer_request()
+
+    def _turn(self, register: int) -> None:
+        self.turned[register] = transposed(self.memory.values[register])
+
+    def bind(self) -> None:
+        """Binds the compiled model, if there is one, to the memory of its registers and to its weights."""
+        if self.built is None:
+            return
+        self.request = (self.pattern or self).compiled.create_infer_request()
         ends = (self.built.reads, self.request.set_input_tensor), (self.built.writes, self.request.set_output_tensor)
         self.moving: list[_Moving] = []
         for registers, bind in ends:
@@ -97,7 +147,16 @@ class ModelSegment:
                 if self.memory.is_outside(register):
                     self.moving.append(_Moving(index, register, bind))
                 else:
-                    bind(index, shared_tensor(self.memory.values[register]))
+                    bind(index, shared_tensor(self._stored(register)))
+        for index, weight in enumerate(self.built.weights, len(self.built.reads)):
+            value = (self.turned if weight.turned else self.memory.values)[weight.register]
+            self.request.set_input_tensor(index, shared_tensor(value.contiguous().view(weight.shape)))
+
+    def _stored(self, register: int) -> torch.Tensor:
+        """A register's memory in the shape in which its value is stored there."""
+        value: torch.Tensor = self.memory.values[register]
+        layout = self.layouts.get(register)
+        return value if layout is None else value.view(stored_shape(self.memory.program.vregs[register].type, layout))
 
     def run(self) -> None:
         """Computes the segment from what its registers hold."""
@@ -111,6 +170,13 @@ class ModelSegment:
                 end.bind(end.index, shared_tensor(value))
                 end.address = address
         self.request.infer(share_outputs=True)  # else every output is copied once more, for a dict that nobody reads
+
+
+def _renamed(built: Built, registers: Mapping[int, int]) -> Built:
+    """What a segment alike binds to the same model."""
+    weights = tuple(replace(w, register=registers[w.register]) for w in built.weights)
+    reads, writes = (tuple(registers[r] for r in ends) for ends in (built.reads, built.writes))
+    return replace(built, model=None, reads=reads, writes=writes, weights=weights)
 
 
 @dataclass
