@@ -167,7 +167,7 @@ class Executable:
         self.program = divided(program, target, self.pins)
         self.allocation = allocate_on_host(self.program, target)
         self.memory = Memory(self.program, self.allocation)
-        self.segments = compiled(self._built())
+        self.segments = compiled(self._built())[::-1]
         self._inputs = [Input(self.memory, k) for k in range(len(self.program.inputs))]
         self._outputs = self._made()
         state, outputs = self.program.state, self.program.outputs
@@ -185,12 +185,13 @@ class Executable:
         return found
 
     def _built(self) -> Iterator[ModelSegment | HostSegment]:
-        """The segments; those that are alike share the model of the first."""
+        """The segments from the last one on, as the model with the vocabulary compiles longest; those that are alike
+        share the model of the first that comes."""
         models = _models(self.program, self.target)
         layouts = borders(self.program, models)
-        groups = alike(self.program, models, layouts)
+        groups = alike(self.program, models[::-1], layouts)
         patterns: dict[int, ModelSegment] = {}
-        for segment in self.program.segments:
+        for segment in reversed(self.program.segments):
             if self.target.device(segment.device).kind != OPENVINO:
                 yield HostSegment(self.memory, segment)
                 continue
