@@ -105,7 +105,7 @@ def run(wanted: list[Case], given: argparse.Namespace) -> tuple[dict[str, Any], 
             if case.name not in found and not compiler.late:
                 tell(case.name)
                 try:
-                    found[case.name] = measure(case, compiler, tried(case))
+                    found[case.name] = measure(case, compiler)
                 except TimeoutError:
                     break
                 given.store.parent.mkdir(parents=True, exist_ok=True)
@@ -132,17 +132,17 @@ class InTime(Compiler):
 
 
 def tried(case: Case) -> set[str] | None:
-    """The forms to try: all (None); a few of large families and whole models, whose compiles take minutes."""
+    """The forms to try: all (None), or those that were the fastest of such a case before, as compiles take minutes."""
     if not case.layers:
-        return {"target", "scaled"}
+        return {"target", "scaled"} if case.family != "smollm2" else {"target"}
+    first = case.platform == "4000"
+    if case.family == INT8:
+        return {"target"} if case.step else {"onto 1792", "onto plain"} if first else {"left"}
     if case.family not in LARGE:
-        return None
+        return None if first else {"target", "scaled", "inner 2", "left 2"}
     if case.step:
         return {"target", "inner 2", "inner 4", "onto right"}
-    onto = {"onto 1792", "onto plain"}
-    if case.family == INT8:  # two layers of it take minutes: the forms that were the fastest of one layer
-        return onto if case.platform == "4000" else {"left"}
-    return {"target", "whole", "plain", *onto} if case.platform == "4000" else {"target", "whole", "left"}
+    return {"target", "plain", "onto 1792", "onto plain"} if first else {"target", "inner 2", "left"}
 
 
 def read(store: Path) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def model_of(case: Case, attention: str = "sdpa") -> Any:
     return build(case.family, case.tokens, attention, layers=case.layers, vocabulary=VOCABULARY)
 
 
-def measure(case: Case, compiler: Compiler, names: set[str] | None = None) -> dict[str, Any]:
+def measure(case: Case, compiler: Compiler) -> dict[str, Any]:
     """Plain and ours, with the lookup on the NPU and on the host."""
     from forge_eq.capture import capture
     from forge_eq.npu.check import check
@@ -191,6 +191,7 @@ def measure(case: Case, compiler: Compiler, names: set[str] | None = None) -> di
     target = load(f"intel-npu-{case.platform}")
     job = Job(Options(target=f"intel-npu-{case.platform}"), forms={"capture": capture(model.module, model.args)})
     graph = stages(job, "extract")["extract"]
+    names = tried(case)
     best = search(graph, target, compiler, case.platform, lambda form: tell(f"  {form}"), names)
     found["ours host"] = {**total(best.report), "form": best.form, "forms": best.times}
     if case.family == INT8 and case.layers:
