@@ -8,7 +8,7 @@ with status 3 while cases are left. "plain" is ``openvino.convert_model`` of the
 "host" means that the embedding lookup is done on the host, in either. A decode step has a cache of 256 rows, 128 of
 them in use. A conversion forgets writes into arguments, so that "plain" there also returns the whole state, and the
 step that forgets it stands beside. Ours gives the new rows, which the host writes. Where plain is refused, "changed" is
-the fastest accepted of the changes in ``npu_changed``, and gains are stated against that.
+the fastest accepted of the changes in ``npu_plain``, and gains are stated against that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forge_eq.npu import parts
 from forge_eq.npu.compiler import SIMULATED, Answer, Compiled, Compiler
 from forge_eq.npu.diagnose import diagnose
 from forge_eq.npu.trace import Simulation
-from npu_changed import beside, nearest
+from npu_plain import beside, nearest, plain, returning
 from npu_step import PAST, Step
 from sheet import Sheet, arguments, finish, tell, where
 
@@ -206,38 +206,6 @@ def measure(case: Case, compiler: Compiler) -> dict[str, Any]:
 def asked(compiler: Compiler, platform: str, host: bool, model: Model) -> dict[str, Any]:
     """What the compiler says of OpenVINO's conversion of a model."""
     return told(compiler.compile(plain(model, host), platform))
-
-
-def returning(model: Any) -> Any:
-    """A step that returns its state; any other model as it is."""
-    if not isinstance(model.module, Step):
-        return model
-    return replace(model, module=Step(model.module.model, returned=True).eval())
-
-
-def lookups(made: Any) -> list[Any]:
-    """Reads of rows of tables: words, and positions where they depend on an input."""
-    rows = (n for n in made.get_ordered_ops() if n.get_type_name() == "Gather" and len(n.get_output_shape(0)) == 3)
-    return [n for n in rows if len(n.input_value(0).get_shape()) == 2]
-
-
-def plain(model: Any, host: bool) -> Any:
-    """OpenVINO's own conversion with static shapes; with ``host`` the looked-up rows are an input."""
-    import openvino as ov
-    import torch
-
-    made = ov.convert_model(torch.export.export(model.module, model.args, strict=False))
-    made.reshape({port: list(arg.shape) for port, arg in zip(made.inputs, model.args, strict=True)})
-    if host:
-        for lookup in lookups(made):
-            rows = ov.opset16.parameter(list(lookup.get_output_shape(0)), lookup.get_output_element_type(0), "rows")
-            lookup.output(0).replace(rows.output(0))
-            made.add_parameters([rows])
-        for parameter in made.get_parameters():
-            if not parameter.output(0).get_target_inputs():
-                made.remove_parameter(parameter)
-        made.validate_nodes_and_infer_types()
-    return made
 
 
 def told(answer: Answer) -> dict[str, Any]:

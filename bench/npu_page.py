@@ -20,8 +20,8 @@ from typing import Any
 from forge_eq.npu.compiler import SIMULATED
 from npu import CASES, Case, criteria
 from npu_calibrate import JUDGED
-from npu_changed import beside
 from npu_paper import TABLES, tables
+from npu_plain import beside
 from performance import DATA, NOT_YET, ROOT, filled, rounded
 from performance import table as grid
 from sheet import paper

@@ -16,7 +16,7 @@ from forge_eq.models import Model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
-from npu_changed import MASK, ROTATED, ROUNDS, SPELLED, beside, changed, nearest
+from npu_plain import MASK, ROTATED, ROUNDS, SPELLED, beside, changed, nearest
 
 TINY = partial(build, "qwen2-0.5b", 8, tiny=True)
 

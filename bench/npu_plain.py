@@ -1,8 +1,8 @@
-"""What a user would change next in a model whose plain conversion the NPU compiler refuses.
+"""OpenVINO's own conversion of a model, and what a user would change next in one that the NPU compiler refuses.
 
-Takes a causal model of transformers. Gives the same function in another spelling. Promises: equal outputs; nothing is
-made slower on purpose, for every change of a round is asked and the fastest accepted one stands for plain. The second
-round is asked where all of the first is refused.
+Takes a model; to change it a causal one of transformers. Gives an ``ov.Model``, or the same function in another
+spelling. Promises: equal outputs; nothing is made slower on purpose, for every change of a round is asked and the
+fastest accepted one stands for plain. The second round is asked where all of the first is refused.
 """
 
 from __future__ import annotations
@@ -17,10 +17,46 @@ from unittest.mock import patch
 import torch
 
 from forge_eq.models import Model
+from npu_step import Step
 
 MASK, SPELLED, ROTATED = "mask added", "attention spelled out", "rotated first"
 ROUNDS = ((MASK, SPELLED), (f"{MASK}, {ROTATED}", f"{SPELLED}, {ROTATED}"))
 HIDDEN = torch.finfo(torch.float16).min  # an infinite one is refused as well
+
+
+def returning(model: Any) -> Any:
+    """A step that returns its state; any other model as it is."""
+    if not isinstance(model.module, Step):
+        return model
+    return replace(model, module=Step(model.module.model, returned=True).eval())
+
+
+def lookups(made: Any) -> list[Any]:
+    """Reads of rows of tables: words, and positions where they depend on an input."""
+    rows = (n for n in made.get_ordered_ops() if n.get_type_name() == "Gather" and len(n.get_output_shape(0)) == 3)
+    return [n for n in rows if len(n.input_value(0).get_shape()) == 2]
+
+
+def plain(model: Any, host: bool) -> Any:
+    """OpenVINO's own conversion with static shapes; with ``host`` the looked-up rows are an input."""
+    import openvino as ov
+    import torch
+
+    made = ov.convert_model(torch.export.export(model.module, model.args, strict=False))
+    made.reshape({port: list(arg.shape) for port, arg in zip(made.inputs, model.args, strict=True)})
+    if host:
+        for lookup in lookups(made):
+            rows = ov.opset16.parameter(list(lookup.get_output_shape(0)), lookup.get_output_element_type(0), "rows")
+            lookup.output(0).replace(rows.output(0))
+            made.add_parameters([rows])
+        for parameter in made.get_parameters():
+            if not parameter.output(0).get_target_inputs():
+                made.remove_parameter(parameter)
+        made.validate_nodes_and_infer_types()
+    return made
+
+
+# ----------------------------------------------------------------------------------------------- changes
 
 
 class Masked(torch.nn.Module):
