@@ -137,7 +137,9 @@ def tried(case: Case) -> set[str] | None:
         return {"target", "scaled"} if case.family != "smollm2" else {"target"}
     first = case.platform == "4000"
     if case.family == INT8:
-        return {"target", "plain", "onto right"} if case.step else {"onto 1792", "onto plain"} if first else {"left"}
+        if case.step:
+            return {"target", "plain", "onto right"}
+        return {"4000": {"onto 1792", "onto plain"}, "3720": {"left", "whole"}, "5010": {"left"}}[case.platform]
     if case.family not in LARGE:
         return None if first else {"target", "scaled", "inner 2", "left 2"}
     if case.step:
