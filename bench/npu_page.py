@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from forge_eq.npu.compiler import SIMULATED
 from npu import CASES, Case, criteria
 from npu_calibrate import JUDGED
 from npu_paper import TABLES, tables
+from npu_plain import beside
 from performance import DATA, NOT_YET, ROOT, filled, rounded
 from performance import table as grid
 from sheet import paper
@@ -96,6 +98,18 @@ def us(found: Found, name: str) -> Any:
     return found.get(name, {}).get("total", "refused" if "refused" in found.get(name, {}) else "-")
 
 
+def before(found: Found, name: str) -> Any:
+    """What plain takes; where it is refused, what stands for it and how long that takes."""
+    other = beside(found, name)
+    return us(found, name) if other == name else f"refused; {found[other]['form']}: {us(found, other):.4g}"
+
+
+def changes(found: Found, name: str) -> str:
+    """The changes that were asked in place of a refused conversion, the fastest first."""
+    asked = sorted(found[beside(found, name)]["forms"].items(), key=lambda x: x[1])
+    return "; ".join(f"{change}: {f'{us:.4g} us' if us < math.inf else 'refused'}" for change, us in asked)
+
+
 def percent(found: Found, ours: str, theirs: str) -> str:
     a, b = us(found, ours), us(found, theirs)
     return "-" if isinstance(a, str) or isinstance(b, str) else f"{100 * (a / b - 1):+.1f} %"
@@ -111,8 +125,9 @@ def times(rows: Sequence[tuple[Case, Found]]) -> str:
     body = []
     for case, f in rows:
         host = f["ours host"].get("form", "-")
-        row = [case.name, us(f, "plain"), us(f, "ours"), percent(f, "ours", "plain"), f["ours"].get("form", host)]
-        row += [us(f, "plain host"), us(f, "ours host"), percent(f, "ours host", "plain host"), host]
+        row = [case.name, before(f, "plain"), us(f, "ours"), percent(f, "ours", beside(f, "plain"))]
+        row += [f["ours"].get("form", host), before(f, "plain host"), us(f, "ours host")]
+        row += [percent(f, "ours host", beside(f, "plain host")), host]
         forgotten = "plain host, state forgotten"
         row += [us(f, forgotten), percent(f, "ours host", forgotten)] if step else []
         body.append(row)
@@ -135,7 +150,7 @@ def engines(rows: Sequence[tuple[Case, Found]]) -> str:
     body = []
     for case, f in rows:
         values: list[Any] = [case.name]
-        for name in ("plain host", "ours host"):
+        for name in (beside(f, "plain host"), "ours host"):
             values += [f[name].get(k, "refused") for k in ("total", "dma", "dpu", "shave", "unknown")]
         body.append(values)
     names = [f"{who}, {what}" for who in ("plain", "ours") for what in ("us", "DMA", "DPU", "SHAVE", "without a price")]
@@ -146,7 +161,7 @@ def spent(rows: Sequence[tuple[Case, Found]]) -> str:
     """The time line of whole models by kind of node."""
     body = []
     for case, f in rows:
-        both = [f[name].get("spent", {}) for name in ("plain host", "ours host")]
+        both = [f[name].get("spent", {}) for name in (beside(f, "plain host"), "ours host")]
         for kind in sorted({*both[0], *both[1]}, key=lambda k: (*(-b.get(k, 0.0) for b in both), k)):
             parts = [b.get(kind, 0.0) for b in both]
             if max(parts) >= 1.0:
@@ -176,7 +191,13 @@ def short(rows: Sequence[tuple[Case, Found]], missing: Sequence[Case]) -> str:
         f"{case.name}: {name} is refused, so that there is nothing to compare: {f[name]['refused'].partition(':')[0]}"
         for case, f in rows
         for name in PLAIN
-        if "refused" in f[name]
+        if "refused" in f[beside(f, name)]
+    ]
+    lines += [
+        f"{case.name}: {name} is refused ({f[name]['refused'].partition(':')[0]}); beside it stands {changes(f, name)}"
+        for case, f in rows
+        for name in PLAIN
+        if beside(f, name) != name
     ]
     lines += [f"{case.name}: not asked yet" for case in missing]
     return "".join(f"- {line}\n" for line in lines) or "Nothing.\n"

@@ -26,7 +26,8 @@ from forge_eq.families import PAPER, build
 from forge_eq.models import Model
 from forge_eq.npu import parts
 from forge_eq.npu.compiler import SIMULATED, Compiled, Compiler
-from npu import LEFT, VOCABULARY, InTime, _depth, plain, told
+from npu import LEFT, VOCABULARY, InTime, _depth, told
+from npu_plain import plain
 from sheet import Sheet, arguments, finish, one_of, tell, where
 
 TOKENS, PLATFORM = 128, "4000"

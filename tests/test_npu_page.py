@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -40,6 +41,13 @@ def test_a_loss_a_refusal_and_what_is_missing_are_said() -> None:
     assert f"{npu.DECODE[0].name}: not asked yet" in made["short"]
     assert "-12.5 % | left |" in made["layers"]
     assert "| refused | 9.9 | - | - | refused | 7 | - |" in made["layers"]
+    other = {"form": "mask added", "forms": {"mask added": 11.0, "attention spelled out": math.inf}}
+    changed = {**same, "plain": no, "plain, changed": answer(11.0, **other)}
+    beside = npu_page.blocks({"cases": [{"case": refused.name, "found": changed}]})
+    assert "| refused; mask added: 11 | 9.9 | -10.0 % |" in beside["layers"]
+    assert f"| {refused.name}: ours / plain, changed | 0.9 | <= 0.98 | met |" in beside["promised"]
+    assert "beside it stands mask added: 11 us; attention spelled out: refused" in beside["short"]
+    assert "nothing to compare" not in beside["short"]
     dearer = {**same, "ours": {**answer(9.0), "unknown": 2}}
     told = npu_page.blocks({"cases": [{"case": lost.name, "found": dearer}]})["short"]
     assert f"{lost.name}: ours without a price, more than plain: 1.000, not at most 0" in told
