@@ -134,7 +134,7 @@ class InTime(Compiler):
 def tried(case: Case) -> set[str] | None:
     """The forms to try: all (None), or those that were the fastest of such a case before, as compiles take minutes."""
     if not case.layers:
-        return {"target", "scaled"} if case.family != "smollm2" else {"target"}
+        return {"target", "scaled"} if case.family != "smollm2" else {"left 2", "left 2, scaled"}
     first = case.platform == "4000"
     if case.family == INT8:
         if case.step:

@@ -13,7 +13,7 @@ from forge_eq.capture.export import capture
 from forge_eq.lower.npu import Program
 from forge_eq.lower.orient import orient_all
 from forge_eq.lower.select import lower
-from forge_eq.run import cuts
+from forge_eq.run import cuts, repeats
 from forge_eq.run.borders import borders
 from forge_eq.run.repeats import Outline, alike, find
 from forge_eq.run.values import evaluate
@@ -154,6 +154,13 @@ def test_a_layer_that_differs_has_its_own_model() -> None:
     run = Executable(left(module, x), LEFT, threads=1)
     assert 0 < patterns(run) < 6
     torch.testing.assert_close(run([x])[0], module(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_no_longer_layers_than_told_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = stack(Gated, 6)
+    program = left(module, x)
+    monkeypatch.setattr(repeats, "LONGEST", 3)
+    assert patterns(Executable(program, LEFT, threads=1)) == 0
 
 
 def test_a_weight_that_layers_share_stays_a_constant() -> None:

@@ -49,7 +49,8 @@ def forms(target: Target) -> Iterator[Form]:
     """The target's own form first, that with the scale of attention in the weights, that with the parts of a product
     added onto what it is added to; products whole, and attention one node besides; inner products in two parts, all in
     four; parts added onto what the product is added to with all weights on the right, smaller ones, or with attention
-    as one node; what products read in two and joined; all weights on the left in halves, and all there whole."""
+    as one node; what products read in two and joined; all weights on the left in halves, the
+    same with the scale of attention in the weights, and all there whole."""
     yield Form("target", target)
     if target.blocks is not None:
         yield Form("scaled", replace(target, blocks=replace(target.blocks, scaled=True)))
@@ -62,7 +63,9 @@ def forms(target: Target) -> Iterator[Form]:
     yield Form("onto 1792", replace(target, blocks=replace(ONTO, most=1792)))
     yield Form("onto plain", replace(target, blocks=ONTO), fused=True)
     yield Form("joined 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="wide", joined=True)))
-    yield Form("left 2", replace(target, blocks=Blocks(2048, 16, 2, outer=True, left="all")))
+    halves = Blocks(2048, 16, 2, outer=True, left="all")
+    yield Form("left 2", replace(target, blocks=halves))
+    yield Form("left 2, scaled", replace(target, blocks=replace(halves, scaled=True)))
     yield Form("left", replace(target, blocks=Blocks(WHOLE, 16, 1, outer=False, left="all")))
 
 

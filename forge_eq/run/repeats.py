@@ -22,6 +22,8 @@ from forge_eq.lower.left import one_row
 from forge_eq.lower.npu import Instr, Operand, Program, Segment, operand_type
 from forge_eq.run.borders import Layouts
 
+LONGEST = 1_000  # instructions of a layer that is looked for
+
 
 @dataclass(frozen=True)
 class Repeat:
@@ -57,7 +59,7 @@ def find(program: Program, segment: Segment, passing: Sequence[int]) -> Repeat |
 def _longest(line: np.ndarray) -> tuple[int, int, int]:
     """(length, period, start) of the longest stretch of a sequence with a period that it holds twice; or zeros."""
     best = 0, 0, 0  # length, -period, start
-    for period in range(2, len(line) // 2 + 1):
+    for period in range(2, min(len(line) // 2, LONGEST) + 1):
         breaks = np.flatnonzero(np.append(line[:-period] != line[period:], True))
         runs = np.diff(breaks, prepend=-1) - 1
         at = int(runs.argmax())

@@ -23,6 +23,7 @@ from forge_eq.lower.layouts import stored_shape
 from forge_eq.lower.npu import Segment
 from forge_eq.run.arena import Memory
 from forge_eq.run.borders import Layouts
+from forge_eq.run.heap import give_back
 from forge_eq.run.model import Built, build_model, transposed
 from forge_eq.run.openvino_builder import PRECISION, load_openvino, shared_tensor
 from forge_eq.run.openvino_cpu import CpuBuilder
@@ -131,6 +132,7 @@ class ModelSegment:
         assert self.built is not None
         self.compiled = compile_model(self.built, self.threads)
         self.built = replace(self.built, model=None)  # the plugin has its own
+        give_back()  # what it freed on the way, before the next model's copies stand beside
 
     def _turn(self, register: int) -> None:
         self.turned[register] = transposed(self.memory.values[register])
