@@ -139,7 +139,7 @@ def tried(case: Case) -> set[str] | None:
     if case.family == INT8:
         if case.step:
             return {"target", "plain", "onto right"}
-        return {"4000": {"onto 1792", "onto plain"}, "3720": {"left", "whole"}, "5010": {"left"}}[case.platform]
+        return {"4000": {"onto 1792", "onto plain"}, "3720": {"onto plain", "whole"}, "5010": {"left"}}[case.platform]
     if case.family not in LARGE:
         return None if first else {"target", "scaled", "inner 2", "left 2"}
     if case.step:
