@@ -91,7 +91,6 @@ def _capture(job: Job) -> Any:
     """The recorder's graph stands only after it gave the module's own values; else torch.export's does."""
     from forge_eq.capture.export import captured
     from forge_eq.egraph.worker import prepare
-    from forge_eq.run.heap import give_back
 
     options = job.options
     how = "export" if options.capture == "auto" and options.verify == "off" else options.capture
@@ -100,9 +99,6 @@ def _capture(job: Job) -> Any:
     found = captured(module, args, kwargs, dynamic, how)
     job.remarks += found.remarks
     job.unconfirmed = found.recorded
-    if not found.recorded:
-        gc.collect()  # an export leaves some MB in circles
-        give_back()
     if job.unconfirmed and not job.later:
         start = time.perf_counter()
         try:

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.fx.experimental import proxy_tensor
 
 from forge_eq.capture import targets
 from forge_eq.capture.program import ProgramImport, kept_identities
@@ -155,8 +154,6 @@ def _export(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, 
             )
         except Exception as e:  # torch.export raises whatever the model and its own passes raise
             raise _explained(type(module).__name__, e) from None
-        finally:  # torch 2.13 keeps the last program, for messages while it traces, until the next one
-            getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
 
 
 def _in_order(module: GraphModule, positional: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
