@@ -97,10 +97,11 @@ class _ModelWriter:
             result = self.g.opset.result(self.read(out, self.layouts.get(out, ())))
             result.set_friendly_name(f"return v{out}")
             results.append(result)
-        weights = [w for w in self.g.weights if w.node.output(0).get_target_inputs()]  # others were wanted reshaped
-        model = self.g.ov.Model(results, [*self.parameters.values(), *(w.node for w in weights)], name)
+        # A weight that nobody reads was wanted in another shape.
+        weights = [(w, node) for w, node in self.g.weights.values() if node.output(0).get_target_inputs()]
+        model = self.g.ov.Model(results, [*self.parameters.values(), *(node for _, node in weights)], name)
         kept = tuple(self.g.kept.values())
-        return Built(model, tuple(self.parameters), tuple(outputs), kept, tuple(w.weight for w in weights))
+        return Built(model, tuple(self.parameters), tuple(outputs), kept, tuple(w for w, _ in weights))
 
     # ------------------------------------------------------------------------------------------ values
 

@@ -99,12 +99,6 @@ class Weight:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class WeightNode:
-    weight: Weight
-    node: Any
-
-
 class NodeBuilder:
     """Builds nodes; an unknown attribute is the opset function of that name.
 
@@ -117,7 +111,7 @@ class NodeBuilder:
         self.ov = load_openvino()
         self.opset = self.ov.opset16
         self.kept: dict[str, torch.Tensor] = {}  # name of a constant's node -> its memory
-        self.weights: list[WeightNode] = []
+        self.weights: dict[str, tuple[Weight, Any]] = {}  # name of a parameter's node -> its weight, and it
         self._scope = ""
         self._made: list[Any] = []
         self.ways: dict[int, bool] = {}  # address of a square weight -> whether it is read transposed
@@ -206,7 +200,7 @@ class NodeBuilder:
         """A parameter for a constant, of one of our dtypes or of OpenVINO's."""
         kind = element_type(dtype) if isinstance(dtype, str) else dtype
         made = self._named(self.opset.parameter(list(weight.shape), kind))
-        self.weights.append(WeightNode(weight, made))
+        self.weights[made.get_name()] = weight, made
         return made
 
     # ------------------------------------------------------------------------------------------ elementwise

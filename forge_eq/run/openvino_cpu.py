@@ -42,9 +42,8 @@ class CpuBuilder(NodeBuilder):
         if self.shape(x) == list(shape) or not hasattr(x, "get_name"):
             return super().reshaped(x, shape)
         name = x.get_name()
-        parted = next((w.weight for w in self.weights if w.node.get_name() == name), None)
-        if parted is not None:
-            return self.weight(replace(parted, shape=tuple(shape)), self.type(x))
+        if name in self.weights:
+            return self.weight(replace(self.weights[name][0], shape=tuple(shape)), self.type(x))
         value = self._values.get(name)
         if value is None:
             return super().reshaped(x, shape)

@@ -50,10 +50,9 @@ def find(program: Program, segment: Segment, passing: Sequence[int]) -> Repeat |
     length, period, start = _longest(line)
     if not length:
         return None
-    count = length // period
     first = min(range(period), key=lambda k: (passing[start + k] + passing[start + k + period], k))
     whole = Repeat(segment.start + start + first, period, (length - first) // period)
-    return _alike(program, whole) if count > 1 else None
+    return _alike(program, whole)
 
 
 def _longest(line: np.ndarray) -> tuple[int, int, int]:

@@ -93,6 +93,7 @@ class ModelSegment:
         self.outline = next((o for o in outlines if o.positions == positions), None)
         self.inside = sum(program.vregs[d].nbytes for d in made if d not in memory.stored)
         self.turned: dict[int, torch.Tensor] = {}  # register of a weight -> its copy, stored the other way
+        self.weights: list[torch.Tensor] = []  # the memory that the request reads them from
         self.pattern: ModelSegment | None = None
         self.built: Built | None = None
         if pattern is not None and pattern.built is not None:
@@ -152,7 +153,8 @@ class ModelSegment:
                     bind(index, shared_tensor(self._stored(register)))
         for index, weight in enumerate(self.built.weights, len(self.built.reads)):
             value = (self.turned if weight.turned else self.memory.values)[weight.register]
-            self.request.set_input_tensor(index, shared_tensor(value.contiguous().view(weight.shape)))
+            self.weights.append(value.contiguous().view(weight.shape))
+            self.request.set_input_tensor(index, shared_tensor(self.weights[-1]))
 
     def _stored(self, register: int) -> torch.Tensor:
         """A register's memory in the shape in which its value is stored there."""
