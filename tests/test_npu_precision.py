@@ -13,11 +13,11 @@ from forge_eq.npu import precision
 from forge_eq.npu.compiler import Compiled, Compiler
 from forge_eq.npu.precision import TOLERANCES, Int8Builder, error, evaluate, half, quantised
 from forge_eq.npu.segments import npu_segments, segment_model
-from forge_eq.ops import composite
+from forge_eq.ops import composite, linalg
 from forge_eq.ops.spec import Op
 from forge_eq.options import Options
 from forge_eq.pipeline import Job, run
-from forge_eq.run.openvino_npu import NpuBuilder
+from forge_eq.run.openvino_npu import NpuBuilder, builder_of
 from forge_eq.run.values import evaluate as in_f32
 from test_npu_compiler import program
 
@@ -100,3 +100,21 @@ def test_an_activation_alone_is_one_kernel(op: Op, kind: str, want: Callable[[to
     value = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
     (got,) = ov.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([value.numpy()]).values()
     torch.testing.assert_close(torch.from_numpy(got), want(value), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("platform", "rows", "parts"), [("4000", 2048, 9), ("5010", 2048, 9), ("3720", 2048, 1), ("4000", 20, 1)]
+)
+def test_rows_of_a_large_table_are_read_in_parts(platform: str, rows: int, parts: int) -> None:
+    """Of columns that nine does not divide, in order; where vector units look up, and of a small table, in one."""
+    import openvino as ov
+
+    g = builder_of(platform)()
+    table = torch.randn(rows, 515, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[0, rows - 1, 7], [7, 1, 0]])
+    words = g.opset.parameter([2, 3], ov.Type.i64)
+    assert linalg.embedding.kernel is not None
+    model = ov.Model([g.opset.result(linalg.embedding.kernel.openvino(g, g.constant(table), words))], [words], "words")
+    assert [n.get_type_name() for n in model.get_ordered_ops()].count("Gather") == parts
+    (got,) = ov.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([ids.numpy()]).values()
+    assert (torch.from_numpy(got) == table[ids]).all()
