@@ -88,7 +88,6 @@ def child(kind: str, given: Any, more: Sequence[str]) -> dict[str, Any]:
 
 def cold_child(given: Any) -> dict[str, Any]:
     """Imports, declaration of the rules, and one program, each timed by itself."""
-    start = time.perf_counter()
     import torch
 
     torch.set_num_threads(given.threads)
@@ -102,7 +101,6 @@ def cold_child(given: Any) -> dict[str, Any]:
     after_rules = time.perf_counter()
     captured = capture_all(int(given.layers), given.tokens)
     return {
-        "import torch": after_torch - start,
         "import forge_eq": after_import - after_torch,
         "declare rules": after_rules - after_import,
         "nodes": len(captured.nodes),
@@ -299,7 +297,7 @@ def fill(
             name = f"t({last}) / t({first}), {kind}; linear is at most {last / first:g}"
             sheet.demand(name, _ratios(depths, samples)[-1], 1.1 * last / first)
     once = [s for samples in cold.values() for s in samples]
-    keys = ("import torch", "import forge_eq", "declare rules")
+    keys = ("import forge_eq", "declare rules")
     sheet.table(
         "once per process, seconds",
         ("", "median", "least", "most"),

@@ -6,10 +6,9 @@ is kept under its stage's name in a :class:`Job`, so that a later stage (and a t
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forge_eq.errors import CheckError
 from forge_eq.options import Options
 from forge_eq.remarks import Remark
+from forge_eq.run.heap import collector_held
 
 if TYPE_CHECKING:
     from forge_eq.run.confirm import OwnResults
@@ -236,20 +236,3 @@ def run(job: Job, last: str = "alloc", on_stage: Callable[[str], None] | None = 
             if stage.name == last:
                 break
     return job
-
-
-@contextmanager
-def collector_held() -> Iterator[None]:
-    """Holds Python's cyclic collector off the stages after capture.
-
-    Their forms are immutable and have no cycles, and one full pass walks every object of torch and of the user's
-    libraries: 0.2 s, more than all stages of GPT-2 take.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 
 import forge_eq
 from forge_eq.errors import ForgeError
-from forge_eq.run.heap import older_left_alone
+from forge_eq.run.heap import collector_held, older_left_alone
 
 
 def test_what_was_there_is_left_alone_until_the_end() -> None:
@@ -42,3 +44,33 @@ def test_the_collector_is_as_it_was_after_a_failure() -> None:
         forge_eq.optimize(Refused(), (torch.ones(2),))
     assert gc.get_freeze_count() == 0
     assert gc.isenabled()
+
+
+def test_a_pass_that_was_due_does_not_fall_behind_the_block() -> None:
+    """A full pass over what the process had before."""
+    full: list[dict[str, int]] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            full.append(info)
+
+    def passes(block: Any) -> int:
+        """Full passes behind the block, one being due before it."""
+        gc.disable()
+        old = [[] for _ in range(len(gc.get_objects()))]  # more than a quarter of what the oldest generation has
+        for _ in range(gc.get_threshold()[2] + 2):
+            gc.collect(1)
+        gc.enable()
+        full.clear()
+        with block():
+            within = [[] for _ in range(50_000)]
+        after = [[] for _ in range(2_000)]
+        assert len(within) + len(after) == 52_000 < len(old)
+        return len(full)
+
+    gc.callbacks.append(note)
+    try:
+        assert passes(nullcontext) == 1
+        assert passes(collector_held) == 0
+    finally:
+        gc.callbacks.remove(note)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,11 +14,13 @@ import pytest
 import torch
 
 import forge_eq
+from forge_eq.capture import capture
 from forge_eq.egraph import words, worker
 from forge_eq.egraph.engine import Engine
 from forge_eq.egraph.text import text
 from forge_eq.egraph.words import Words
 from forge_eq.ir.text import parse
+from forge_eq.ir.text import text as graph_text
 from forge_eq.options import Limits
 from forge_eq.rules import RuleSet, default
 
@@ -52,11 +56,35 @@ def test_every_thread_may_compile() -> None:
             assert torch.equal(found, torch.relu(x + x))
 
 
+@pytest.mark.parametrize("how", ["export", "auto"])
+def test_one_thread_at_a_time_captures(how: str) -> None:
+    """Both captures change what is the whole process's: torch's functions, filters of warnings, sys.stderr."""
+    inside: list[int] = []
+    together: list[int] = []
+
+    class Slow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.append(1)
+            together.append(len(inside))
+            time.sleep(0.02)
+            inside.pop()
+            return x + 1.0
+
+    before = sys.stderr, warnings.filters[:]
+    with ThreadPoolExecutor(3) as pool:
+        graphs = list(pool.map(lambda _: capture(Slow(), (torch.ones(2),), how=how), range(6)))
+    assert len(together) >= 6
+    assert max(together) == 1
+    assert len({graph_text(g) for g in graphs}) == 1
+    assert (sys.stderr, warnings.filters[:]) == before
+
+
 def test_a_process_that_forked_may_compile() -> None:
     code = """
 import os, torch, forge_eq
 from forge_eq.egraph.worker import saturate
 from forge_eq.ir.text import parse
+from forge_eq.ir.text import text as graph_text
 from forge_eq.rules import default
 graph = parse("graph @g(%x: f32[4])\\n%y = mul(%x, %x)\\nreturn %y\\n")
 before = saturate(graph, default)

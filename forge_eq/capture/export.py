@@ -15,6 +15,7 @@ import inspect
 import io
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ from forge_eq.capture.tape import Refused, Unlike
 from forge_eq.errors import CaptureError, FileError
 from forge_eq.ir.graph import Graph
 from forge_eq.remarks import Remark
+
+
+# torch.export patches torch itself while it traces, the recorder watches the modules of the process, and both turn
+# off warnings: of two threads that do so at once, one sees what the other patched, or restores it too late.
+_ALONE = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,14 @@ def capture(
 def captured(
     module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, how: str
 ) -> Captured:
-    """As :func:`capture`, with what there is to say about it."""
+    """As :func:`capture`, with what there is to say about it. One thread at a time captures, the others wait."""
+    with _ALONE:
+        return _captured(module, args, kwargs, dynamic_shapes, how)
+
+
+def _captured(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, how: str
+) -> Captured:
     remarks: list[Remark] = []
     if how != "export" and isinstance(module, torch.nn.Module):
         name = type(module).__name__

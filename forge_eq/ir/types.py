@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DTYPES = {
     "f64": 8,
@@ -44,10 +44,21 @@ Dim = int | Sym
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A dense tensor: element type and shape."""
+    """A dense tensor: element type and shape.
+
+    ``elements`` is the number of elements and ``nbytes`` the size in bytes when stored densely, both None when a
+    dimension is symbolic. They are asked for many times as often as types are made.
+    """
 
     dtype: str
     shape: tuple[Dim, ...]
+    elements: int | None = field(init=False, repr=False, compare=False)
+    nbytes: int | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        count = math.prod(self.shape) if Sym not in map(type, self.shape) else None  # type: ignore[arg-type]
+        object.__setattr__(self, "elements", count)
+        object.__setattr__(self, "nbytes", None if count is None else count * DTYPES.get(self.dtype, 8))
 
     @property
     def rank(self) -> int:
@@ -55,18 +66,7 @@ class TensorType:
 
     @property
     def static(self) -> bool:
-        return Sym not in map(type, self.shape)
-
-    @property
-    def elements(self) -> int | None:
-        """Number of elements, or None when a dimension is symbolic."""
-        return math.prod(self.shape) if self.static else None  # type: ignore[arg-type]
-
-    @property
-    def nbytes(self) -> int | None:
-        """Size in bytes when stored densely, or None when a dimension is symbolic."""
-        count = self.elements
-        return None if count is None else count * DTYPES.get(self.dtype, 8)
+        return self.elements is not None
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -73,7 +73,7 @@ class Instr:
 
     ``layout`` is the order in which the axes of the results are stored inside a segment, outermost first; () is
     row-major. It chooses a kernel and changes no value: types stay those of the graph, values that leave the segment
-    are row-major, and the host does not look at it.
+    are row-major, and the host does not look at it. ``reads`` are the registers among the operands, one entry per read.
     """
 
     op: Op | None
@@ -85,16 +85,15 @@ class Instr:
     node: int = -1
     origin: Origin = Origin()
     layout: tuple[int, ...] = ()
+    reads: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", tuple([s for s in self.srcs if isinstance(s, int)]))
 
     @property
     def opcode(self) -> str:
         """``npu.matmul.linear``, ``cpu.torch.opaque``, ``npu.copy``."""
         return f"{self.device}.{self.unit}" + (f".{self.op.name}" if self.op is not None else "")
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """The registers among the operands, one entry per read."""
-        return tuple([s for s in self.srcs if isinstance(s, int)])
 
     @property
     def is_copy(self) -> bool:

@@ -36,6 +36,24 @@ def older_left_alone() -> Iterator[None]:
         gc.unfreeze()
 
 
+@contextlib.contextmanager
+def collector_held() -> Iterator[None]:
+    """Holds Python's cyclic collector off stages whose forms are immutable and have no cycles.
+
+    One full pass walks every object of torch and of the user's libraries: 0.2 s, more than all stages of GPT-2 take.
+    What was there before is frozen meanwhile, or a pass that was due before would come right behind the block.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    with older_left_alone():
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.enable()
+
+
 @cache
 def _malloc_trim() -> Any:
     try:

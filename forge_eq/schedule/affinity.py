@@ -35,9 +35,13 @@ def place(program: Program, target: Target) -> tuple[Placement, ...]:
     for island in _islands(program, devices, target.host):
         if any(_at_home(program.instrs[p]) for p in island):
             continue
-        kernels = sum(kernel_time(program, target, program.instrs[p]) for p in island)
         transfers = _isolation(program, target, island, definers, readers)
-        if kernels < transfers:
+        kernels = 0.0
+        for p in island:
+            kernels += kernel_time(program, target, program.instrs[p])
+            if kernels >= transfers:
+                break
+        else:
             for p in island:
                 reason = f"an island: transfers would cost {transfers:.4g} us, its kernels {kernels:.4g} us (predicted)"
                 found[p] = Placement(target.host, reason)

@@ -22,7 +22,8 @@ from forge_eq.api import Progress, make_job, make_options
 from forge_eq.errors import OptionsError
 from forge_eq.extract.program import Chosen
 from forge_eq.options import Options
-from forge_eq.pipeline import Job, collector_held, run
+from forge_eq.pipeline import Job, run
+from forge_eq.run.heap import collector_held
 from forge_eq.targets import Target
 from forge_eq.tune.order import agreement
 from forge_eq.tune.space import Range, apply
