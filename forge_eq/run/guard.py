@@ -169,6 +169,7 @@ class _Guard:
             executable = begun.result() if begun is not None else self.build(pins)
         except RunError as e:
             return None, _Fault(asked[0], str(e))
+        give_back()  # what compiling and the reference have left
         for probe in asked:
             try:
                 found = _seeded(partial(executable, [_own(v) for v in probe.inputs]))

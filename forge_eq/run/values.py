@@ -138,7 +138,7 @@ def _wide_instr(instr: Instr) -> Instr:
 def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
     """A graph as a function of its flat inputs that computes in float64; None when a call insists on its own dtype.
 
-    A weight is widened where it is read and dropped then, a large one in parts: see :func:`_run_wide`. A large layer
+    A weight or an input is widened where it is read and dropped then, a large weight in parts: see :func:`_run_wide`. A large layer
     whose results are an output and nothing else, as logits are, is given as ``criterion.Parts``.
     """
 
@@ -156,7 +156,7 @@ def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
 
     def run(inputs: Sequence[Any]) -> Sequence[Any] | None:
         try:
-            return [_widened(v) for v in run_graph(wide, [_widened(v) for v in inputs], call)]
+            return [_widened(v) for v in run_graph(wide, list(inputs), call)]
         except (ForgeError, RuntimeError, TypeError):
             return None
 
