@@ -55,6 +55,13 @@ def test_an_interval_holds_its_median_and_narrows_with_agreement() -> None:
     assert same == Interval(2.0, 2.0, 2.0)
 
 
+def test_that_one_process_is_slower_than_another_is_no_tail() -> None:
+    apart = tail([[[1.0] * 50] * 3, [[1.2] * 50] * 3])
+    assert (apart.low, apart.middle, apart.high) == (1.0, 1.0, 1.0)
+    slow = tail([[[1.0] * 48 + [3.0] * 2] * 3, [[1.2] * 48 + [3.6] * 2] * 3])
+    assert slow.middle == pytest.approx(3.0)
+
+
 def test_a_tail_holds_its_middle_and_is_wide_where_one_block_decides_it() -> None:
     even = tail([[[1.0] * 50 + [2.0]] * 6] * 2)
     one = tail([[[1.0] * 51] * 5 + [[1.0] * 40 + [2.0] * 11]] * 2)

@@ -35,8 +35,12 @@ def interval(rounds: Sequence[Sequence[float]], seed: int = 0) -> Interval:
 
 
 def tail(rounds: Sequence[Sequence[Sequence[float]]], seed: int = 0) -> Interval:
-    """p99 over p50 of all calls, grouped by round and block, which are drawn whole: slow calls come in runs."""
-    return _drawn([[np.asarray(b, dtype=np.float64) for b in r if len(b)] for r in rounds], _tail, seed)
+    """p99 over p50, grouped by round and block, which are drawn whole: slow calls come in runs.
+
+    Calls count relative to the median of their process: what one process is slower than another is no tail of either.
+    """
+    kept = [[np.asarray(b, dtype=np.float64) for b in r if len(b)] for r in rounds]
+    return _drawn([[b / np.median(np.hstack(r)) for b in r] for r in kept if r], _tail, seed)
 
 
 def _tail(values: Any) -> Any:
