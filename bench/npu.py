@@ -38,8 +38,7 @@ VOCABULARY = 2048  # of truncated models: the head and the lookup are not what a
 INT8 = "llama-3.1-8b"  # the paper's setting for it: int8 weights per channel, f16 activations
 LARGE = ("llama-3.2-1b", "lfm2-2.6b", "llama-3.1-8b")
 LEFT = 3  # exit status while cases are left
-INDICES = 5.0  # microseconds that one lookup's own kernel is charged: it widens the indices and has no price; twice what
-# a sigmoid of 128 numbers takes, which has one
+INDICES = 5.0  # microseconds for a lookup's kernel that widens indices, without a price: twice a sigmoid of 128 numbers
 
 
 @dataclass(frozen=True)
@@ -242,8 +241,7 @@ def total(report: Any) -> dict[str, Any]:
     if refused is not None:
         return refused
     added: dict[str, Any] = {
-        k: sum(a[k] for a in answers)
-        for k in ("total", "dma", "dpu", "shave", "blob", "seconds", "unknown", "lookups")
+        k: sum(a[k] for a in answers) for k in ("total", "dma", "dpu", "shave", "blob", "seconds", "unknown", "lookups")
     }
     added["spent"] = {
         k: sum(a["spent"].get(k, 0.0) for a in answers) for k in dict.fromkeys(k for a in answers for k in a["spent"])

@@ -33,7 +33,6 @@ from forge_eq.errors import CaptureError, FileError
 from forge_eq.ir.graph import Graph
 from forge_eq.remarks import Remark
 
-
 # torch.export patches torch itself while it traces, the recorder watches the modules of the process, and both turn
 # off warnings: of two threads that do so at once, one sees what the other patched, or restores it too late.
 _ALONE = threading.RLock()

@@ -138,8 +138,8 @@ def _wide_instr(instr: Instr) -> Instr:
 def in_float64(graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any] | None]:
     """A graph as a function of its flat inputs that computes in float64; None when a call insists on its own dtype.
 
-    A weight or an input is widened where it is read and dropped then, a large weight in parts: see :func:`_run_wide`. A large layer
-    whose results are an output and nothing else, as logits are, is given as ``criterion.Parts``.
+    A weight or an input is widened where it is read and dropped then, a large weight in parts: see :func:`_run_wide`.
+    A large layer whose results are an output and nothing else, as logits are, is given as ``criterion.Parts``.
     """
 
     def wider(node: Node) -> Node:
