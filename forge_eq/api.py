@@ -106,7 +106,7 @@ def make_job(
 ) -> Job:
     """A job for a module; its rules must have evidence."""
     load_target(options.target)  # an unknown one is refused before any work
-    admit_rules(rules.default if options.rules is None else options.rules)
+    admit_rules(rules.chosen(options))
     job = Job(options, (module, tuple(example_inputs), example_kwargs, dynamic_shapes))
     if isinstance(module, Graph):
         job.forms["capture"] = module

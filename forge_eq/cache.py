@@ -46,8 +46,13 @@ def key_of(captured: Graph, options: Options) -> str | None:
         return None
     if options.cost is not None or options.extractor is not None or captured.submodules:
         return None
-    chosen = rules.default if options.rules is None else options.rules
-    told = [text(captured), chosen.hash, repr(load(options.target)), repr(options.alpha), repr(options.limits)]
+    told = [
+        text(captured),
+        rules.chosen(options).hash,
+        repr(load(options.target)),
+        repr(options.alpha),
+        repr(options.limits),
+    ]
     return hashlib.sha256(json.dumps([*told, *_versions()]).encode()).hexdigest()
 
 

@@ -137,9 +137,9 @@ def export_instead(job: Job) -> Any:
 
 
 def _rules(job: Job) -> Any:
-    from forge_eq.rules import default
+    from forge_eq.rules import chosen
 
-    return default if job.options.rules is None else job.options.rules
+    return chosen(job.options)
 
 
 def _saturate(job: Job) -> Any:

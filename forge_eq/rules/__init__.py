@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forge_eq.options import Options
 from forge_eq.rules import (  # noqa: F401  (importing a family enters its rules)
     algebra,
     arithmetic,
@@ -26,4 +27,10 @@ from forge_eq.rules.dsl import REGISTRY, Attr, Guard, Rule, RuleSet, both, rule,
 
 default = RuleSet(REGISTRY.values())
 
-__all__ = ["REGISTRY", "Attr", "Guard", "Rule", "RuleSet", "both", "default", "rule", "to", "together"]
+
+def chosen(options: Options) -> RuleSet:
+    """The rule set that options ask for."""
+    return default if options.rules is None else options.rules
+
+
+__all__ = ["REGISTRY", "Attr", "Guard", "Rule", "RuleSet", "both", "chosen", "default", "rule", "to", "together"]

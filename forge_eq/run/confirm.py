@@ -26,6 +26,7 @@ from forge_eq.remarks import Remark
 from forge_eq.run.boundary import input_checker
 from forge_eq.run.differential import Answers, same_values
 from forge_eq.run.probes import probes, quick
+from forge_eq.run.values import copied
 from forge_eq.verify.criterion import compare
 
 
@@ -51,7 +52,7 @@ class OwnResults:
             if all(map(same_values, known, inputs)):
                 return found
         found = _module(self.graph, self.module, inputs)
-        self._known.append(([_own(v) for v in inputs], found))
+        self._known.append(([copied(v) for v in inputs], found))
         return found
 
     def outputs(self, inputs: Sequence[Any]) -> list[Any] | None:
@@ -144,13 +145,13 @@ def _results(graph: Graph, inputs: Sequence[Any], outputs: Sequence[Any]) -> tup
 
 def _module(graph: Graph, module: torch.nn.Module, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
     """(result leaves, their structure) of the module itself."""
-    baked, left = dict(graph.signature.baked), iter([_own(v) for v in inputs])
+    baked, left = dict(graph.signature.baked), iter([copied(v) for v in inputs])
     count = len(inputs) + len(baked)
     leaves = [baked[k] if k in baked else next(left) for k in range(count)]
     args, kwargs = pytree.tree_unflatten(leaves, graph.signature.in_spec)
     with _undisturbed(module), torch.no_grad():
         found, spec = pytree.tree_flatten(module(*args, **kwargs))
-        return [_own(v) for v in found], spec
+        return [copied(v) for v in found], spec
 
 
 @contextlib.contextmanager
@@ -184,7 +185,3 @@ def _same_bits(a: Any, b: Any) -> bool:
 def _bytes(value: torch.Tensor) -> torch.Tensor:
     """nan equals itself, and zero is not minus zero."""
     return value.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _own(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -30,7 +30,7 @@ from forge_eq.run.openvino_builder import load_openvino
 from forge_eq.run.pooled import look_again
 from forge_eq.run.probes import probes
 from forge_eq.run.probes import quick as quick_probes
-from forge_eq.run.values import describe, evaluate
+from forge_eq.run.values import copied, describe, evaluate
 from forge_eq.targets import Target
 from forge_eq.verify.criterion import Verdict, compare
 
@@ -172,7 +172,7 @@ class _Guard:
         give_back()  # what compiling and the reference have left
         for probe in asked:
             try:
-                found = _seeded(partial(executable, [_own(v) for v in probe.inputs]))
+                found = _seeded(partial(executable, [copied(v) for v in probe.inputs]))
             except (ForgeError, RuntimeError) as e:
                 return executable, _Fault(probe, str(e))
             verdict = self.judged(executable, probe, found)
@@ -295,7 +295,3 @@ def _crowded() -> bool:
         torch.neg(value, out=value)
         times.append(time.perf_counter() - start)
     return sorted(times)[1] > TURN
-
-
-def _own(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from forge_eq.run.values import copied
 from forge_eq.verify.criterion import Parts, Verdict, compare
 
 Run = Callable[[list[Any]], Sequence[Any]]
@@ -29,11 +30,11 @@ def look_again(first: Verdict, inputs: Sequence[Any], run: Run, reference: Run, 
     got, want, exact = list[Any](), list[Any](), list[Any]()
     for given in _arrangements(inputs):
         try:
-            outputs, truth = [_own(v) for v in reference([_own(v) for v in given])], wide(given)
+            outputs, truth = [copied(v) for v in reference([copied(v) for v in given])], wide(given)
         except Exception:  # whatever a user's program raises on inputs that we made up
             continue
         try:
-            found = [_own(v) for v in run([_own(v) for v in given])]
+            found = [copied(v) for v in run([copied(v) for v in given])]
         except Exception as e:
             return Verdict(f"fails on inputs of the same elements in another order: {e}", math.inf)
         if truth is None or not _alike(found, outputs, *want[:1]):
@@ -74,7 +75,3 @@ def _shuffled(value: Any, generator: torch.Generator) -> Any:
         return value
     order = torch.randperm(value.numel(), generator=generator)
     return value.reshape(-1)[order].reshape(value.shape)
-
-
-def _own(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -30,6 +30,11 @@ assert TORCH_DTYPES.keys() == DTYPES.keys()
 WIDE_BYTES = 1 << 20  # of a weight that are in float64 at once: they stay in the cache
 
 
+def copied(value: Any) -> Any:
+    """A tensor's own copy, which whoever is given it may write into; anything else as it is."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 def run_instr(program: Program, instr: Instr, values: Sequence[Any]) -> tuple[Any, ...]:
     """The results of one instruction; ``values`` maps registers to what they hold.
 

@@ -152,7 +152,7 @@ class _Study:
         """Names what trials have in common; a study is only shared where this agrees."""
         from forge_eq.ir.text import text
 
-        used = rules.default if self.job.options.rules is None else self.job.options.rules
+        used = rules.chosen(self.job.options)
         parts = (text(self.job["capture"]), used.hash, repr(self.trials.target), str(self.job.options.alpha))
         more = repr(sorted(self.measured.items()))
         return blake2b("\0".join([*parts, more]).encode(), digest_size=8).hexdigest()
