@@ -127,10 +127,11 @@ def _instance(rule: Rule, binding: Binding, numbers: Mapping[str, Elem]) -> tupl
         return f"no symbolic meaning: {e}", None
     if not differ:
         return "", None
-    solver = z3.Solver()
+    own = z3.Context()  # in one that other instances have used, the way to the answer and its effort depend on these
+    solver = z3.Solver(ctx=own)
     solver.set("rlimit", EFFORT)
     solver.set("timeout", LAST_STOP)
-    solver.add(z3.Or(differ))
+    solver.add(z3.Or(differ).translate(own))
     answer = solver.check()
     if answer == z3.unsat:
         return "", None
@@ -152,5 +153,5 @@ def _shown(value: Any, model: Any) -> Any:
     array: Any = np.asarray(value, dtype=object)
     made = np.empty(array.shape, dtype=object)
     for at in np.ndindex(*array.shape):
-        made[at] = str(model.eval(term(array[at]), model_completion=True))
+        made[at] = str(model.eval(term(array[at]).translate(model.ctx), model_completion=True))
     return made
