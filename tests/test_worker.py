@@ -108,8 +108,11 @@ def test_what_is_declared_early_changes_nothing(folder: Path) -> None:
     wanted = text(plain.saturate(GRAPH, Limits()))
     early = Engine(default)
     early.prepare(plain.words)
-    assert early.words == plain.words
+    declared = len(early.declared), set(early.asking), set(early.firing)
+    assert early.words == Words(), "no program has needed them yet"
     assert text(early.saturate(GRAPH, Limits())) == wanted
+    assert early.words == plain.words
+    assert (len(early.declared), early.asking, early.firing) == declared, "nothing was missing"
     other = Engine(rules)  # of which many of these words are none
     other.prepare(Words((*plain.words.constructors, ("no_such_op", 2)), (*plain.words.asking, "no/rule"), ("no/rule",)))
     assert text(other.saturate(GRAPH, Limits())) == text(Engine(rules).saturate(GRAPH, Limits()))
@@ -130,9 +133,37 @@ def test_a_first_program_keeps_its_words_for_the_next_process(folder: Path) -> N
     assert words.read(other.hash) == Words()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"constructors": 1}', '{"constructors": [["add"]]}', "\x00"])
+def test_words_of_the_last_programs_are_kept_and_no_more(folder: Path) -> None:
+    """A union of all would be declared, and cost every program time, for good."""
+    made = [Words(((name, 1),), (f"a/{name}",), (f"b/{name}",)) for name in ("exp", "abs", "sqrt", "neg")]
+    for program in made[:3]:
+        words.keep("few", program)
+    assert words.read("few") == Words(
+        (("abs", 1), ("exp", 1), ("sqrt", 1)), ("a/abs", "a/exp", "a/sqrt"), ("b/abs", "b/exp", "b/sqrt")
+    )
+    words.keep("few", made[0])  # needed again
+    words.keep("few", made[3])
+    assert words.read("few").constructors == (("exp", 1), ("neg", 1), ("sqrt", 1))
+
+
+def test_words_that_a_program_did_not_need_are_not_kept_for_it(folder: Path) -> None:
+    rules = RuleSet(r for r in few() if r.family != "simplify")
+    words.keep(rules.hash, Words((("gelu", 1),), (), ()))
+    worker.saturate(GRAPH, rules)
+    kept = words.read(rules.hash)
+    assert ("gelu", 1) in kept.constructors, "another program's"
+    for _ in range(2):
+        words.keep(rules.hash, Words((("exp", 1),), (), ()))
+        words.keep(rules.hash, Words((("abs", 1),), (), ()))
+    assert ("mul", 2) in words.read(rules.hash).constructors
+    assert ("gelu", 1) not in words.read(rules.hash).constructors
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", "{}", "[1]", '[{"constructors": 1}]', '[{"constructors": [["add"]]}]', "\x00"]
+)
 def test_a_damaged_file_is_no_file(folder: Path, content: str) -> None:
-    words.write("few", Words((("add", 2),), ("a/b",), ()))
+    words.keep("few", Words((("add", 2),), ("a/b",), ()))
     (path,) = folder.iterdir()
     assert words.read("few") == Words((("add", 2),), ("a/b",), ())
     path.write_text(content, encoding="utf-8")
@@ -152,5 +183,5 @@ def test_words_that_cannot_be_declared_are_forgotten(folder: Path, monkeypatch: 
 
 def test_a_cache_that_cannot_be_written_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    words.write("few", Words((("add", 2),), ("a/b",), ()))
+    words.keep("few", Words((("add", 2),), ("a/b",), ()))
     assert words.read("few") == Words()

@@ -49,6 +49,7 @@ class Engine:
         self.rules = [CompiledRule(r, i + 1) for i, r in enumerate(sorted(rules, key=lambda r: r.id))]
         self.demand = Demand.of(rules)
         self.declared: dict[str, tuple[Op, int]] = {}
+        self.loaded: set[tuple[Op, int]] = set()  # of these those that programs were written with
         self.asking: set[int] = set()  # rules whose ask rule is declared, by number
         self.firing: set[int] = set()  # the same of the fire rule: some question of theirs has an answer
         self.relations: set[str] = set()  # of questions and answers
@@ -161,16 +162,20 @@ class Engine:
 
     @property
     def words(self) -> Words:
-        """What is declared."""
-        constructors = sorted((op.name, arity) for op, arity in self.declared.values())
-        asking, firing = (sorted(self.rules[i - 1].id for i in which) for which in (self.asking, self.firing))
-        return Words(tuple(constructors), tuple(asking), tuple(firing))
+        """What the programs so far needed, be it declared for them or before."""
+        asking = [self.rules[i - 1] for i in sorted({i for ask, _ in self.schedules for i in ask})]
+        answered = {index for (index, *_), reply in self.asked.items() if reply is not None}
+        firing = [self.rules[i - 1] for i in sorted(answered)]
+        ops = self.loaded.union(*(r.matched for r in asking), *(r.made for r in firing))
+        constructors = sorted((op.name, arity) for op, arity in ops)
+        return Words(tuple(constructors), tuple(r.id for r in asking), tuple(r.id for r in firing))
 
     def saturate(self, graph: Graph, limits: Limits) -> EGraphView:
         """Loads a program, saturates it and reads it back."""
         self.forget()
         attrs = [tuple(map(INTERNER.id, n.attrs)) for n in graph.nodes]
         present = Vocabulary(graph.nodes, attrs)
+        self.loaded |= present.ops
         self.declare(sorted(present.ops, key=lambda c: (c[0].name, c[1])))
         part = self.demand.in_part(graph)
         marks = [time.process_time()]

@@ -75,6 +75,6 @@ def _saturate(graph: Graph, rules: RuleSet, limits: Limits) -> EGraphView:
     made = _ENGINES[rules.hash]
     first = not made.full
     view = made.saturate(graph, limits)
-    if first and made.words != words.read(rules.hash):
-        words.write(rules.hash, made.words)
+    if first:
+        words.keep(rules.hash, made.words)
     return view
