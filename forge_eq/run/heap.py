@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+_frozen = False  # by a compilation. Python counts what is frozen one by one, 13 ms of torch's and transformers' objects
+
 
 def give_back() -> None:
     """Returns what is free in all arenas of malloc."""
@@ -26,14 +28,17 @@ def older_left_alone() -> Iterator[None]:
     """What was there before is not walked by the collector: torch.export makes many objects, and each full collection
     walked every module of the process anew (0.2 s of a compilation of GPT-2). Garbage that is made within is collected.
     """
-    if gc.get_freeze_count():  # a caller's, and not ours to end; or a compilation in this one
+    global _frozen
+    if _frozen or gc.get_freeze_count():  # a compilation in this one; or a caller's, and not ours to end
         yield
         return
+    _frozen = True
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        _frozen = False
 
 
 @contextlib.contextmanager
