@@ -84,7 +84,6 @@ def test_a_process_that_forked_may_compile() -> None:
 import os, torch, forge_eq
 from forge_eq.egraph.worker import saturate
 from forge_eq.ir.text import parse
-from forge_eq.ir.text import text as graph_text
 from forge_eq.rules import default
 graph = parse("graph @g(%x: f32[4])\\n%y = mul(%x, %x)\\nreturn %y\\n")
 before = saturate(graph, default)

@@ -5,9 +5,9 @@ lacks match nothing in it, and a file that does not parse, or cannot be written,
 (``engine``), when (``worker``).
 
 Half of the engine's time for the first program goes into declarations, of a third of a millisecond each: GPT-2's 175
-take 28 ms, without Python's lock, so that nobody waits for them while a program is captured. Only the
-last few programs count: the words of every program that tests had compiled, 364, took 128 ms to declare, longer than a
-recording takes, and the first program 5 ms more.
+take 28 ms, without Python's lock, so that nobody waits for them while a program is captured. Only the last few programs
+count: the words of every program that tests had compiled, 364, took 128 ms to declare, longer than a recording takes,
+and the first program 5 ms more.
 """
 
 from __future__ import annotations
